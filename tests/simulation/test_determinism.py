@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from moorings.testing.simulation.episode import simulate
-from moorings.testing.simulation.odds import APART_EVERY, KINDS, SEPARATE_FAULTS, FaultPlan
+from moorings.testing.simulation.fault_plan import APART_EVERY, KINDS, SEPARATE_FAULTS, FaultPlan
 from moorings.testing.simulation.report import build_failure
 
 SEED, STEPS = 7, 800
@@ -63,6 +63,6 @@ def test_kinds_that_strike_apart_change_no_other_seed() -> None:
     for seed in range(1, 1 + 2 * APART_EVERY):
         odds = FaultPlan(seed)
         before = odds.chance.getstate()
-        struck = {kind for kind in ("poison", "namesake") for _ in range(100) if odds.strikes_apart(kind)}
+        struck = {kind for kind in ("poison", "namesake") for _ in range(100) if odds.draw_separate_fault(kind)}
         assert struck == {kind for kind in ("poison", "namesake") if seed % APART_EVERY == SEPARATE_FAULTS[kind]}
         assert odds.chance.getstate() == before

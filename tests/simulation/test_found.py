@@ -15,10 +15,10 @@ async def test_a_run_that_is_cancelled_while_its_binding_is_fetched_never_starts
         rig.driver().faults.add(
             Fault(kind=FaultKind.HANG, calls=frozenset({VendorCall.BINDING}), seconds=20.0, times=1)
         )
-        run = (await rig.controller.runs.create(ANN, job("sleep", "1000"))).run
+        run = (await rig.controller.runs.create_run(ANN, job("sleep", "1000"))).run
         runs = rig.assembly.loop.runs
         await rig.until(lambda: runs.by_id[run.id].state is RunState.STARTING)
-        ended = await rig.controller.runs.cancel(ANN, run.id, wait_s=20)
+        ended = await rig.controller.runs.cancel_run(ANN, run.id, wait_s=20)
         assert ended.run.state is RunState.CANCELLED
         await rig.until(lambda: not rig.assembly.running._acts)  # the binding has come
         (seen,) = await rig.assembly.running.engines["local"].observe([run.id])

@@ -6,20 +6,20 @@ from dataclasses import replace
 
 import pytest
 
-from moorings.controller.turns import TurnOutcome
-from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState
-from moorings.core.devices import PoolName
-from moorings.core.events import Event
-from moorings.core.fleet import FleetChanges
-from moorings.core.instants import Timestamp, add_seconds
-from moorings.core.projects import Project, ProjectShare
-from moorings.core.reasons import Reason
-from moorings.core.topology import AnySubset, Pool
+from moorings.controller.turn import TurnOutcome
+from moorings.core.model.claims import Claim, ClaimId, ClaimSpec, ClaimState
+from moorings.core.model.devices import PoolName
+from moorings.core.model.events import Event
+from moorings.core.model.projects import Project, ProjectShare
+from moorings.core.model.reasons import Reason
+from moorings.core.model.timestamps import Timestamp, add_seconds
+from moorings.core.model.topology import AnySubset, Pool
+from moorings.core.placement.fleet import FleetChanges
 from moorings.ports.store import Changes, ExpectedVersion
-from moorings.testing.simulation.guarantees import GuaranteeChecker
-from moorings.testing.simulation.ledger import CommittedState
-from moorings.testing.simulation.story import EpisodeLog
-from moorings.testing.simulation.virtual import SteadyClock, VirtualLoop
+from moorings.testing.simulation.committed_state import CommittedState
+from moorings.testing.simulation.episode_log import EpisodeLog
+from moorings.testing.simulation.guarantee_checker import GuaranteeChecker
+from moorings.testing.simulation.virtual_time import SteadyClock, VirtualLoop
 from tests.unit.core.worlds import POD, World
 
 HGX = Pool(PoolName("hgx"), "gpu", "simulated", AnySubset(6, 6))
@@ -47,17 +47,17 @@ class Court(World):
     def looks(self) -> None:
         self.ledger.claims = dict(self.fleet.claims)
         self.ledger.partitions = dict(self.fleet.partitions)
-        self.judge.decided(self.fleet, TurnOutcome(changes=None, fleet=FleetChanges()))  # type: ignore[arg-type]
+        self.judge.on_decision(self.fleet, TurnOutcome(changes=None, fleet=FleetChanges()))  # type: ignore[arg-type]
 
     def asks_back(self, claim: Claim, by: Claim) -> None:
         """A commit by which one is asked to yield to another."""
         asked = replace(claim, state=ClaimState.RECLAIMING, reason=Reason("claim.reclaiming", "", (by.id,)))
         event = Event(name="claim.reclaiming", at=add_seconds(self.now, 3_600), claim=claim.id)
         self.ledger.claims |= {one.id: one for one in (asked, by)}
-        self.judge.committed(Changes(claims=[(asked, ExpectedVersion(1))], events=[event]))
+        self.judge.on_commit(Changes(claims=[(asked, ExpectedVersion(1))], events=[event]))
 
     def takes(self, size: int) -> Claim:
-        """Somebody who cannot be asked to yield gets so many, for no project stands against it in this fleet."""
+        """A claim that is not preemptible gets so many: no project in this fleet prevents it."""
         claim = self.ready(size, kind="gpu")
         self.looks()
         return claim

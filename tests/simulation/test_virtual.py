@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from moorings.testing.simulation.life import ControllerInstance, Threads, adopting
-from moorings.testing.simulation.odds import FaultPlan
-from moorings.testing.simulation.virtual import START_TIME, StuckError, VirtualLoop, WallClock
+from moorings.testing.simulation.fault_plan import FaultPlan
+from moorings.testing.simulation.process import ControllerInstance, Threads, adopting
+from moorings.testing.simulation.virtual_time import START_TIME, StuckError, VirtualLoop, WallClock
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_a_process_that_stands_still_goes_on_where_it_stood(loop: VirtualLoop) -
     life = ControllerInstance(1, loop)
 
     async def work() -> float:
-        await life.moves()
+        await life.wait_while_stopped()
         return loop.time()
 
     async def story() -> float:
@@ -100,7 +100,7 @@ def test_a_process_that_stands_still_goes_on_where_it_stood(loop: VirtualLoop) -
         task = life.spawn(work())
         await asyncio.sleep(10)
         assert not task.done()
-        life.go_on()
+        life.resume()
         return await task
 
     assert run(loop, story()) == pytest.approx(10)

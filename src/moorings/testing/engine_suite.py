@@ -20,10 +20,10 @@ from dataclasses import replace
 from typing import Protocol
 from uuid import uuid4
 
-from moorings.core.bindings import Binding, GcdBinding
-from moorings.core.claims import CheckpointContract
-from moorings.core.devices import PoolName, device_id
-from moorings.core.errors import MooringsError
+from moorings.core.model.bindings import Binding, GcdBinding
+from moorings.core.model.claims import CheckpointContract
+from moorings.core.model.devices import PoolName, device_id
+from moorings.core.model.errors import MooringsError
 from moorings.ports.engine import Engine, RunSubmission
 from moorings.ports.store import Epoch
 from moorings.workloads.jobs import Accelerators, JobSpec
@@ -51,15 +51,15 @@ class SuitePrograms:
         """Prints that line, then exits with 0."""
         return self.shell(f"echo '{text}'")
 
-    def prints_its(self, variable: str) -> Command:
+    def prints_variable(self, variable: str) -> Command:
         """Prints ``NAME=value`` of one of its variables, then exits with 0."""
         return self.shell(f'echo "{variable}=${variable}"')
 
-    def dies_of(self, signal_name: str) -> Command:
+    def kills_itself_with(self, signal_name: str) -> Command:
         """Kills itself with that signal."""
         return self.shell(f"kill -s {signal_name} $$")
 
-    def lasts(self) -> Command:
+    def runs_until_stopped(self) -> Command:
         """Prints ``ready``, and ends only at TERM."""
         return self.shell("echo ready; exec sleep 3600")
 
@@ -67,11 +67,11 @@ class SuitePrograms:
         """Prints ``ready``, and ends only at KILL."""
         return self.shell("trap '' TERM; echo ready; exec sleep 3600")
 
-    def leaves_well_at_term(self) -> Command:
+    def exits_zero_at_term(self) -> Command:
         """Prints ``ready``, and exits with 0 at TERM."""
         return self.shell("trap 'exit 0' TERM; echo ready; sleep 3600 & wait")
 
-    def listens(self) -> Command:
+    def prints_signals(self) -> Command:
         """Prints ``ready``, then ``warned`` at each USR1, and ends only at TERM."""
         return self.shell("trap 'echo warned' USR1; echo ready; while :; do sleep 3600 & wait; done")
 
@@ -146,7 +146,7 @@ async def wait_for_phase(engine: Engine, run: RunId, phase: RunPhase) -> RunStat
     async with asyncio.timeout(PATIENCE_S):
         while (sighting := await observe_run(engine, run)).phase is not phase:
             assert sighting.phase is not RunPhase.ENDED, sighting
-            await engine.changed()
+            await engine.wait_for_change()
     return sighting
 
 
@@ -209,12 +209,12 @@ class EngineSuite:
     async def test_a_leader_that_was_replaced_starts_nothing(self, rig: EngineRig) -> None:
         order = make_order(rig.programs.exits(0), rig.workdir)
         async with open_engine(rig) as old, open_engine(rig) as new:
-            await old.fence(Epoch(6))
-            await new.fence(Epoch(7))
+            await old.fence_below(Epoch(6))
+            await new.fence_below(Epoch(7))
             error = await error_of(old.submit(replace(order, epoch=Epoch(6))))
             assert (error.code, error.retryable) == ("engine.unavailable", True)
             assert (await observe_run(new, order.run)).phase is RunPhase.ABSENT
-            await old.fence(Epoch(6))  # it does not know yet that it no longer leads
+            await old.fence_below(Epoch(6))  # it does not know yet that it no longer leads
             await error_of(old.submit(replace(order, epoch=Epoch(6))))
             await new.submit(replace(order, epoch=Epoch(7)))
             assert (await wait_for_end(new, order.run)).exit_code == 0
@@ -234,7 +234,7 @@ class EngineSuite:
         assert (end.ending, end.exit_code, end.task_codes) == (EndReason.EXITED, 42, (42,))
 
     async def test_a_task_killed_by_signal_n_counts_as_128_plus_n(self, rig: EngineRig) -> None:
-        end = await run_to_end(rig, make_order(rig.programs.dies_of("KILL"), rig.workdir))
+        end = await run_to_end(rig, make_order(rig.programs.kills_itself_with("KILL"), rig.workdir))
         assert (end.ending, end.exit_code, end.task_codes) == (EndReason.EXITED, 137, (137,))
 
     async def test_when_one_task_fails_the_others_are_stopped_and_its_code_counts(self, rig: EngineRig) -> None:
@@ -248,8 +248,8 @@ class EngineSuite:
         assert "moorings-no-such-program" in end.detail
 
     async def test_every_task_has_its_rank_and_its_run(self, rig: EngineRig) -> None:
-        order = make_order(rig.programs.prints_its("RANK"), rig.workdir, tasks=4)
-        named = make_order(rig.programs.prints_its("MOORINGS_RUN_ID"), rig.workdir)
+        order = make_order(rig.programs.prints_variable("RANK"), rig.workdir, tasks=4)
+        named = make_order(rig.programs.prints_variable("MOORINGS_RUN_ID"), rig.workdir)
         async with open_engine(rig) as engine:
             await engine.submit(order)
             await engine.submit(named)
@@ -296,7 +296,7 @@ class EngineSuite:
 
     async def test_a_new_engine_finds_what_runs_and_what_has_ended(self, rig: EngineRig) -> None:
         lasting, short = (
-            make_order(rig.programs.lasts(), rig.workdir),
+            make_order(rig.programs.runs_until_stopped(), rig.workdir),
             make_order(rig.programs.exits(5), rig.workdir),
         )
         async with open_engine(rig) as old:
@@ -314,7 +314,7 @@ class EngineSuite:
     # -- stopping
 
     async def test_a_cancelled_run_is_stopped_and_says_why(self, rig: EngineRig) -> None:
-        order = make_order(rig.programs.lasts(), rig.workdir, tasks=2)
+        order = make_order(rig.programs.runs_until_stopped(), rig.workdir, tasks=2)
         async with open_engine(rig) as engine:
             await engine.submit(order)
             await wait_for_phase(engine, order.run, RunPhase.RUNNING)
@@ -327,7 +327,7 @@ class EngineSuite:
             assert await wait_for_end(engine, order.run) == end
 
     async def test_a_cancelled_run_that_leaves_well_has_still_not_succeeded(self, rig: EngineRig) -> None:
-        order = make_order(rig.programs.leaves_well_at_term(), rig.workdir)
+        order = make_order(rig.programs.exits_zero_at_term(), rig.workdir)
         async with open_engine(rig) as engine:
             await engine.submit(order)
             await wait_for_output(engine, order.run, READY)
@@ -346,11 +346,13 @@ class EngineSuite:
         assert (end.ending, end.exit_code) == (EndReason.CANCELLED, 137)
 
     async def test_at_its_time_limit_a_run_is_stopped(self, rig: EngineRig) -> None:
-        end = await run_to_end(rig, make_order(rig.programs.lasts(), rig.workdir, time_limit_s=1.0))
+        end = await run_to_end(rig, make_order(rig.programs.runs_until_stopped(), rig.workdir, time_limit_s=1.0))
         assert (end.ending, end.exit_code) == (EndReason.TIMED_OUT, 143)
 
     async def test_before_its_time_limit_a_run_is_warned(self, rig: EngineRig) -> None:
-        order = with_contract(make_order(rig.programs.listens(), rig.workdir, time_limit_s=3600.0), warn_s=3598.0)
+        order = with_contract(
+            make_order(rig.programs.prints_signals(), rig.workdir, time_limit_s=3600.0), warn_s=3598.0
+        )
         async with open_engine(rig) as engine:
             await engine.submit(order)
             await wait_for_output(engine, order.run, WARNED)
@@ -359,7 +361,7 @@ class EngineSuite:
             await wait_for_end(engine, order.run)
 
     async def test_a_signal_reaches_every_task(self, rig: EngineRig) -> None:
-        order = make_order(rig.programs.listens(), rig.workdir, tasks=2)
+        order = make_order(rig.programs.prints_signals(), rig.workdir, tasks=2)
         async with open_engine(rig) as engine:
             await engine.submit(order)
             for rank in range(2):
@@ -390,7 +392,7 @@ class EngineSuite:
             await wait_for_end(engine, order.run)
 
     async def test_following_the_output_ends_with_the_run(self, rig: EngineRig) -> None:
-        order = make_order(rig.programs.lasts(), rig.workdir)
+        order = make_order(rig.programs.runs_until_stopped(), rig.workdir)
         async with open_engine(rig) as engine:
             await engine.submit(order)
             following = asyncio.create_task(read_output(engine, order.run, follow=True))

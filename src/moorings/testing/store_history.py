@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from moorings.core.claims import Claim, ClaimState
-from moorings.core.errors import MooringsError
-from moorings.core.instants import Timestamp
+from moorings.core.model.claims import Claim, ClaimState
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.timestamps import Timestamp
 from moorings.ports.store import Archive, Changes, EndedRecords, Epoch, IdempotencyRecord, Seq, Store
-from moorings.testing.records import NEW, NOW, a_claim, a_run, an_event, granted_claims, jobs_for
+from moorings.testing.builders import NEW, NOW, a_claim, a_run, an_event, granted_claims, jobs_for
 from moorings.testing.store_lists import OpenStore
 from moorings.testing.store_projects import StoreProjectTests
 from moorings.workloads.appliance import ApplianceJobType, WorkflowPart
@@ -39,7 +39,7 @@ class StoreHistoryTests(StoreProjectTests):
 
     # ---------------------------------------------------------------------------------------------------------- events
 
-    def _log(self, store: Store, epoch: Epoch, n_turns: int = N_EVENTS // 3) -> None:
+    def _commit_turns(self, store: Store, epoch: Epoch, n_turns: int = N_EVENTS // 3) -> None:
         """Turns of three events, a second apart, after the event with the leader."""
         for turn in range(n_turns):
             names = ("claim.created", "claim.granted", "turn.decided")
@@ -47,67 +47,67 @@ class StoreHistoryTests(StoreProjectTests):
             store.commit(epoch, Changes(events=[an_event(name, at=at, claim=f"claim-{turn}") for name in names]))
 
     def test_a_stretch_is_the_oldest_events_up_to_the_end_of_a_turn(self, store: Store, epoch: Epoch) -> None:
-        self._log(store, epoch)  # 1: controller.led; turns end at 4, 7, 10, 13
-        assert store.stretch(1, LATER) == (1, 4)
-        assert store.stretch(4, LATER) == (1, 4)
-        assert store.stretch(5, LATER) == (1, 7)
-        assert store.stretch(13, LATER) == (1, 13)
-        assert store.stretch(14, LATER) is None
-        assert store.stretch(5, Timestamp(NOW + 1)) is None  # of its second turn
-        assert store.stretch(5, Timestamp(NOW + 2)) == (1, 7)
+        self._commit_turns(store, epoch)  # 1: controller.led; turns end at 4, 7, 10, 13
+        assert store.next_archive_range(1, LATER) == (1, 4)
+        assert store.next_archive_range(4, LATER) == (1, 4)
+        assert store.next_archive_range(5, LATER) == (1, 7)
+        assert store.next_archive_range(13, LATER) == (1, 13)
+        assert store.next_archive_range(14, LATER) is None
+        assert store.next_archive_range(5, Timestamp(NOW + 1)) is None  # of its second turn
+        assert store.next_archive_range(5, Timestamp(NOW + 2)) == (1, 7)
         store.commit(epoch, Changes(events=[an_event("claim.created")]))
-        assert store.stretch(14, LATER) is None  # its turn has no end
+        assert store.next_archive_range(14, LATER) is None  # its turn has no end
 
     def test_events_leave_oldest_first_and_a_part_at_a_time(self, store: Store, epoch: Epoch) -> None:
-        self._log(store, epoch)
+        self._commit_turns(store, epoch)
         archive = Archive(Seq(1), Seq(7), "digest", "host", NOW)
-        assert store.load().archived == 0
-        assert store.forget_events(epoch, archive, 3) == 3
-        assert [row.seq for row in store.events(Seq(0), 100)] == list(range(4, 14))
-        assert (store.load().archived, store.last_seq()) == (7, 13)
-        assert store.stretch(1, LATER) == (8, 10)  # what is about to leave is in no other archive
-        assert store.forget_events(epoch, archive, 100) == 4
-        assert store.forget_events(epoch, archive, 100) == 0
-        assert [row.seq for row in store.events(Seq(0), 100)] == list(range(8, 14))
-        assert store.events(Seq(0), 100, claim="claim-1") == []
+        assert store.load_unended().last_archived_seq == 0
+        assert store.delete_archived_events(epoch, archive, 3) == 3
+        assert [row.seq for row in store.list_events(Seq(0), 100)] == list(range(4, 14))
+        assert (store.load_unended().last_archived_seq, store.last_seq()) == (7, 13)
+        assert store.next_archive_range(1, LATER) == (8, 10)  # what is about to leave is in no other archive
+        assert store.delete_archived_events(epoch, archive, 100) == 4
+        assert store.delete_archived_events(epoch, archive, 100) == 0
+        assert [row.seq for row in store.list_events(Seq(0), 100)] == list(range(8, 14))
+        assert store.list_events(Seq(0), 100, claim="claim-1") == []
         assert store.archives() == [archive]
         following = Archive(Seq(8), Seq(10), "digest", "other", LATER)
-        assert store.forget_events(epoch, following, 100) == 3
+        assert store.delete_archived_events(epoch, following, 100) == 3
         assert store.archives() == [archive, following]
         assert store.commit(epoch, Changes(events=[an_event()])) == 14
 
     def test_only_the_oldest_events_leave_and_only_once(self, store: Store, epoch: Epoch) -> None:
-        self._log(store, epoch)
+        self._commit_turns(store, epoch)
         for first, last in ((2, 7), (5, 7)):
             with pytest.raises(MooringsError, match="does not begin with the oldest") as caught:
-                store.forget_events(epoch, Archive(Seq(first), Seq(last), "d", "host", NOW), 100)
+                store.delete_archived_events(epoch, Archive(Seq(first), Seq(last), "d", "host", NOW), 100)
             assert caught.value.code == "store.conflict"
-        store.forget_events(epoch, Archive(Seq(1), Seq(7), "d", "host", NOW), 2)
+        store.delete_archived_events(epoch, Archive(Seq(1), Seq(7), "d", "host", NOW), 2)
         for other in (Archive(Seq(1), Seq(7), "another", "host", NOW), Archive(Seq(3), Seq(10), "d", "host", NOW)):
             with pytest.raises(MooringsError) as caught:
-                store.forget_events(epoch, other, 100)
+                store.delete_archived_events(epoch, other, 100)
             assert caught.value.code == "store.conflict"
-        assert [row.seq for row in store.events(Seq(0), 100)] == list(range(3, 14))
+        assert [row.seq for row in store.list_events(Seq(0), 100)] == list(range(3, 14))
 
     def test_who_leads_no_longer_removes_nothing(self, store: Store, epoch: Epoch) -> None:
-        self._log(store, epoch)
+        self._commit_turns(store, epoch)
         store.commit(epoch, Changes(claims=[(_ended_claim(1), NEW)]))
-        ended = store.ended(NOW, 10)
-        store.lead("another", NOW)
+        ended = store.list_ended(NOW, 10)
+        store.begin_epoch("another", NOW)
         with pytest.raises(MooringsError) as caught:
-            store.forget_events(epoch, Archive(Seq(1), Seq(7), "d", "host", NOW), 100)
+            store.delete_archived_events(epoch, Archive(Seq(1), Seq(7), "d", "host", NOW), 100)
         assert caught.value.code == "store.fenced"
         with pytest.raises(MooringsError) as caught:
-            store.forget_ended(epoch, ended)
+            store.delete_ended(epoch, ended)
         assert caught.value.code == "store.fenced"
-        assert len(store.events(Seq(0), 100)) == 14
-        assert (store.archives(), store.load().archived) == ([], 0)
-        assert store.claim("claim-0001") is not None
+        assert len(store.list_events(Seq(0), 100)) == 14
+        assert (store.archives(), store.load_unended().last_archived_seq) == ([], 0)
+        assert store.get_claim("claim-0001") is not None
 
     def test_who_knows_of_more_than_the_database_removes_nothing(self, store: Store, epoch: Epoch) -> None:
-        self._log(store, epoch)
+        self._commit_turns(store, epoch)
         with pytest.raises(MooringsError) as caught:
-            store.forget_events(epoch, Archive(Seq(1), Seq(7), "d", "host", NOW), 100, Seq(14))
+            store.delete_archived_events(epoch, Archive(Seq(1), Seq(7), "d", "host", NOW), 100, Seq(14))
         assert caught.value.code == "store.turned_back"
 
     def test_events_of_names_come_in_order_whatever_the_names(self, store: Store, epoch: Epoch) -> None:
@@ -120,7 +120,7 @@ class StoreHistoryTests(StoreProjectTests):
             def found(
                 *wanted: str, after: int = 0, limit: int = 100, claim: str | None = claim, run: str | None = run
             ) -> list[str]:
-                rows = store.events(Seq(after), limit, claim=claim, run=run, names=wanted)
+                rows = store.list_events(Seq(after), limit, claim=claim, run=run, names=wanted)
                 return [row.event.name for row in rows]
 
             assert found("claim.*") == claims
@@ -143,30 +143,30 @@ class StoreHistoryTests(StoreProjectTests):
         changes.jobs.update(jobs_for(*(run for run, _ in changes.runs)))
         store.commit(epoch, changes)
 
-        first = store.ended(NOW, 100)
+        first = store.list_ended(NOW, 100)
         # Of run 5 the claim has not ended; run 9 is only within it. Claims 1, 2 and 4 have runs, 8 has a partition.
         assert _ids(first.runs) == ["run-0001", "run-0009"]
         assert _ids(first.claims) == ["claim-0003"]
         assert (first.runs[0], first.claims[0]) == (_ended_run(1), _ended_claim(3))
-        store.forget_ended(epoch, first)
-        second = store.ended(NOW, 100)
+        store.delete_ended(epoch, first)
+        second = store.list_ended(NOW, 100)
         assert (_ids(second.runs), _ids(second.claims)) == ([], ["claim-0001"])
-        store.forget_ended(epoch, second)
-        assert not store.ended(NOW, 100)
-        assert (store.claim("claim-0001"), store.run("run-0001")) == (None, None)
-        assert store.claim("claim-0002") == _ended_claim(2)
+        store.delete_ended(epoch, second)
+        assert not store.list_ended(NOW, 100)
+        assert (store.get_claim("claim-0001"), store.get_run("run-0001")) == (None, None)
+        assert store.get_claim("claim-0002") == _ended_claim(2)
 
     def test_the_oldest_records_leave_first(self, store: Store, epoch: Epoch) -> None:
         claims = [_ended_claim(number, at=Timestamp(OLD - number)) for number in range(5)]
         store.commit(epoch, Changes(claims=[(claim, NEW) for claim in claims]))
-        assert store.ended(NOW, 3).claims == claims[:1:-1]
+        assert store.list_ended(NOW, 3).claims == claims[:1:-1]
 
     def test_what_something_refers_to_does_not_leave(self, store: Store, epoch: Epoch) -> None:
         store.commit(epoch, Changes(claims=[(_ended_claim(1), NEW)], runs=[(a_run(1), NEW)], jobs=jobs_for(a_run(1))))
         with pytest.raises(MooringsError) as caught:
-            store.forget_ended(epoch, EndedRecords(claims=[_ended_claim(1)]))
+            store.delete_ended(epoch, EndedRecords(claims=[_ended_claim(1)]))
         assert caught.value.code == "store.conflict"
-        assert store.claim("claim-0001") == _ended_claim(1)
+        assert store.get_claim("claim-0001") == _ended_claim(1)
 
     def test_jobs_of_a_workflow_leave_together(self, store: Store, epoch: Epoch) -> None:
         def job(number: int, workflow: str) -> Run:
@@ -174,17 +174,17 @@ class StoreHistoryTests(StoreProjectTests):
             return _ended_run(number, job=replace(a_run(number).job, appliance=part), claim=None)
 
         runs = [job(1, "wf-1"), job(2, "wf-2"), replace(job(3, "wf-1"), ended_at=NOW)]
-        going = replace(job(4, "wf-3"), state=RunState.WAITING, ended_at=None)
-        every = (*runs, job(5, "wf-3"), going)
+        pending = replace(job(4, "wf-3"), state=RunState.WAITING, ended_at=None)
+        every = (*runs, job(5, "wf-3"), pending)
         store.commit(epoch, Changes(runs=[(run, NEW) for run in every], jobs=jobs_for(*every)))
-        assert _ids(store.ended(NOW, 100).runs) == ["run-0002"]
-        assert _ids(store.ended(LATER, 100).runs) == ["run-0001", "run-0002", "run-0003"]
+        assert _ids(store.list_ended(NOW, 100).runs) == ["run-0002"]
+        assert _ids(store.list_ended(LATER, 100).runs) == ["run-0001", "run-0002", "run-0003"]
 
     # ------------------------------------------------------------------------------------------------------------ keys
 
     def test_a_key_stays_used_when_what_it_made_has_left(self, open_store: OpenStore) -> None:
         store = open_store()
-        epoch = store.lead("first", NOW)
+        epoch = store.begin_epoch("first", NOW)
         claims = [_ended_claim(number) for number in range(N_CLAIMS)]
         keys = [IdempotencyRecord("ann", f"k{number}", "digest", claim=claim.id) for number, claim in enumerate(claims)]
         live = IdempotencyRecord("ann", "live", "digest", claim=a_claim(999).id)
@@ -192,12 +192,12 @@ class StoreHistoryTests(StoreProjectTests):
         new = [(claim, NEW) for claim in (*claims, a_claim(999))]
         run = _ended_run(1, claim=None)
         store.commit(epoch, Changes(claims=new, runs=[(run, NEW)], jobs=jobs_for(run), keys=[*keys, live, of_run]))
-        store.forget_ended(epoch, store.ended(NOW, N_CLAIMS))
+        store.delete_ended(epoch, store.list_ended(NOW, N_CLAIMS))
         store.close()
 
         again = open_store()
         pairs = [(use.subject, use.key) for use in (*keys, live, of_run)]
-        used = again.keys_used([*pairs, ("bob", "k2"), ("eve", "k1"), ("an", "nk1")])
+        used = again.find_idempotency_records([*pairs, ("bob", "k2"), ("eve", "k1"), ("an", "nk1")])
         assert used == {
             **{pair: replace(use, digest="") for pair, use in zip(pairs, keys, strict=False)},
             ("ann", "live"): live,

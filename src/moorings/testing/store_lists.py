@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from moorings.core.claims import Claim, ClaimId, ClaimState
-from moorings.core.errors import MooringsError
-from moorings.core.instants import Timestamp
+from moorings.core.model.claims import Claim, ClaimId, ClaimState
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.timestamps import Timestamp
 from moorings.ports.store import LOG_START, Changes, Epoch, ExpectedVersion, PageQuery, Seq, Store
-from moorings.testing.records import NEW, NOW, POOL, a_claim, a_run, an_event, jobs_for
+from moorings.testing.builders import NEW, NOW, POOL, a_claim, a_run, an_event, jobs_for
 from moorings.workloads.runs import Run, RunState
 
 OpenStore = Callable[[], Store]
@@ -32,45 +32,45 @@ class StoreListTests:
 
     @pytest.fixture
     def epoch(self, store: Store) -> Epoch:
-        return store.lead("first", NOW)
+        return store.begin_epoch("first", NOW)
 
-    def refused(
+    def refused_commit(
         self, store: Store, epoch: Epoch, changes: Changes, code: str = "store.conflict", after: Seq = LOG_START
     ) -> MooringsError:
         """The error of a refused commit; nothing of it is saved."""
-        before, seq = store.load(), store.last_seq()
+        before, seq = store.load_unended(), store.last_seq()
         changes.events.append(an_event("turn.decided"))
         with pytest.raises(MooringsError) as caught:
             store.commit(epoch, changes, after)
         assert caught.value.code == code, caught.value.detail
-        assert store.load() == before
+        assert store.load_unended() == before
         assert store.last_seq() == seq
-        assert store.events(seq, 10) == []
+        assert store.list_events(seq, 10) == []
         return caught.value
 
     def test_ids_and_owners_are_compared_by_code_points(self, store: Store, epoch: Epoch) -> None:
         ids = ["B", "Z", "_", "a", "b", "é", "\uffff", "\U0001f600"]
         claims = [a_claim(id=ClaimId(ident), name=ident, owner=f"user/{ident}") for ident in ids]
         store.commit(epoch, Changes(claims=[(claim, NEW) for claim in reversed(claims)]))
-        assert [claim.id for claim in store.load().claims] == ids
-        assert self.paged(lambda page: store.claims(page), 3) == ids
-        assert [claim.id for claim in store.claims(PageQuery(), owner_prefix="user/B")] == ["B"]
-        assert [claim.id for claim in store.claims(PageQuery(), owner_prefix="user/\U0001f600")] == ["\U0001f600"]
+        assert [claim.id for claim in store.load_unended().claims] == ids
+        assert self.ids_of_all_pages(lambda page: store.list_claims(page), 3) == ids
+        assert [claim.id for claim in store.list_claims(PageQuery(), owner_prefix="user/B")] == ["B"]
+        assert [claim.id for claim in store.list_claims(PageQuery(), owner_prefix="user/\U0001f600")] == ["\U0001f600"]
 
     def test_a_number_may_be_as_large_as_a_moment(self, store: Store, epoch: Epoch) -> None:
         # Microseconds since 1970 are beyond 32 bits, and a year 9999 is beyond those of today.
         far = Timestamp(253_402_300_800_000_000)
         claim = a_claim(1, arrival=far, lease_until=far, version=1 << 40)
         store.commit(epoch, Changes(claims=[(claim, NEW)], events=[an_event(at=far)]))
-        assert store.load().claims == (claim,)
-        assert store.claims(PageQuery(after=claim.id)) == []
+        assert store.load_unended().claims == (claim,)
+        assert store.list_claims(PageQuery(after=claim.id)) == []
 
     def test_claims_are_listed_a_page_at_a_time(self, store: Store, epoch: Epoch) -> None:
         claims = [a_claim(number, arrival=Timestamp(NOW + number // 3)) for number in range(20)]
         store.commit(epoch, Changes(claims=[(claim, NEW) for claim in reversed(claims)]))
-        assert self.paged(lambda page: store.claims(page), 7) == [claim.id for claim in claims]
-        assert store.claims(PageQuery(limit=0)) == []
-        assert store.claims(PageQuery(after="claim-9999")) == []
+        assert self.ids_of_all_pages(lambda page: store.list_claims(page), 7) == [claim.id for claim in claims]
+        assert store.list_claims(PageQuery(limit=0)) == []
+        assert store.list_claims(PageQuery(after="claim-9999")) == []
 
     def test_claims_are_chosen_by_state_owner_and_pool(self, store: Store, epoch: Epoch) -> None:
         states = (ClaimState.PENDING, ClaimState.READY, ClaimState.RELEASED)
@@ -90,19 +90,21 @@ class StoreListTests:
 
         live = frozenset({ClaimState.PENDING, ClaimState.READY})
         for size in (1, 2, 100):
-            listed = self.paged(lambda page: store.claims(page, states=live), size)
+            listed = self.ids_of_all_pages(lambda page: store.list_claims(page, states=live), size)
             assert listed == expected(lambda claim: claim.state in live)
-            listed = self.paged(lambda page: store.claims(page, states=live, owner_prefix="user/anna"), size)
+            listed = self.ids_of_all_pages(
+                lambda page: store.list_claims(page, states=live, owner_prefix="user/anna"), size
+            )
             assert listed == expected(lambda claim: claim.state in live and claim.owner == "user/anna")
-            listed = self.paged(lambda page: store.claims(page, pool=POOL, owner_prefix="user/"), size)
+            listed = self.ids_of_all_pages(lambda page: store.list_claims(page, pool=POOL, owner_prefix="user/"), size)
             assert listed == expected(lambda claim: claim.pool == POOL and claim.owner.startswith("user/"))
-        assert [claim.id for claim in store.claims(PageQuery(), owner_prefix="user/ann")] == expected(
+        assert [claim.id for claim in store.list_claims(PageQuery(), owner_prefix="user/ann")] == expected(
             lambda claim: claim.owner.startswith("user/ann")
         )
-        assert store.claims(PageQuery(), owner_prefix="user%") == []
-        assert len(store.claims(PageQuery(), owner_prefix="")) == len(claims)
-        assert store.claims(PageQuery(), states=frozenset()) == []
-        assert store.claims(PageQuery(), pool="none") == []
+        assert store.list_claims(PageQuery(), owner_prefix="user%") == []
+        assert len(store.list_claims(PageQuery(), owner_prefix="")) == len(claims)
+        assert store.list_claims(PageQuery(), states=frozenset()) == []
+        assert store.list_claims(PageQuery(), pool="none") == []
 
     def test_runs_are_listed_a_page_at_a_time(self, store: Store, epoch: Epoch) -> None:
         runs = [
@@ -124,11 +126,11 @@ class StoreListTests:
         )
         ended = frozenset({RunState.FAILED, RunState.LOST})
         for size in (1, 5, 100):
-            assert self.paged(lambda page: store.runs(page), size) == [run.id for run in runs]
-            listed = self.paged(lambda page: store.runs(page, states=ended, subject="bob"), size)
+            assert self.ids_of_all_pages(lambda page: store.list_runs(page), size) == [run.id for run in runs]
+            listed = self.ids_of_all_pages(lambda page: store.list_runs(page, states=ended, subject="bob"), size)
             assert listed == [run.id for run in runs if run.state in ended and run.subject == "bob"]
 
-    def paged(self, read: Callable[[PageQuery], Sequence[Claim] | Sequence[Run]], size: int) -> list[str]:
+    def ids_of_all_pages(self, read: Callable[[PageQuery], Sequence[Claim] | Sequence[Run]], size: int) -> list[str]:
         """The ids of all pages, read one after the other."""
         ids: list[str] = []
         while True:
@@ -144,17 +146,17 @@ class StoreListTests:
         later = a_claim(3, name="train", state=ClaimState.FAILED)
         odd = a_claim(4, name="claim-0001")  # a name like another claim's id
         store.commit(epoch, Changes(claims=[(claim, NEW) for claim in (ended, live, later, odd)]))
-        assert store.claim("claim-0001") == ended
-        assert store.claim("train") == live
+        assert store.get_claim("claim-0001") == ended
+        assert store.get_claim("train") == live
         store.commit(epoch, Changes(claims=[(replace(live, state=ClaimState.RELEASED, version=2), ExpectedVersion(1))]))
-        assert store.claim("train") == later
-        assert store.claim("nobody") is None
+        assert store.get_claim("train") == later
+        assert store.get_claim("nobody") is None
 
     def test_a_run_is_found_by_id_and_by_name(self, store: Store, epoch: Epoch) -> None:
         first = a_run(1, job=replace(a_run().job, name="train"))
         second = a_run(2, job=replace(a_run().job, name="train"), state=RunState.FAILED)
         claims = [(a_claim(1), NEW), (a_claim(2), NEW)]
         store.commit(epoch, Changes(claims=claims, runs=[(second, NEW), (first, NEW)], jobs=jobs_for(first, second)))
-        assert store.run("run-0001") == first
-        assert store.run("train") == second
-        assert store.run("nobody") is None
+        assert store.get_run("run-0001") == first
+        assert store.get_run("train") == second
+        assert store.get_run("nobody") is None

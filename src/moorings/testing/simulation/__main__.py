@@ -1,4 +1,4 @@
-"""``python -m moorings.testing.simulation``: run episodes, show what they reached; replay one, or minimize its faults.
+"""``python -m moorings.testing.simulation``: run episodes, show what they reached; replay one, or minimise its faults.
 
 Every episode is one seed. They share nothing, so one for each core runs at a time.
 """
@@ -14,7 +14,7 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
 from moorings.testing.simulation.episode import STEPS, EpisodeResult, simulate
-from moorings.testing.simulation.odds import KINDS
+from moorings.testing.simulation.fault_plan import KINDS
 from moorings.testing.simulation.report import build_failure, build_table, total_reached, unreached
 
 STORY_LINES = 60
@@ -37,33 +37,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
             outcomes.append(outcome)
             steps += outcome.steps
             if outcome.broken is not None:
-                _tell(build_failure(outcome, asked.steps, asked.only, STORY_LINES))
+                _print(build_failure(outcome, asked.steps, asked.only, STORY_LINES))
                 workers.shutdown(wait=False, cancel_futures=True)
                 return LOST
     total = total_reached(outcomes)
-    _tell(build_table(total))
+    _print(build_table(total))
     seconds = time.monotonic() - begun
     virtual_h = sum(outcome.virtual_s for outcome in outcomes) / 3600
-    met = f"{steps:,} steps in {len(outcomes)} episodes ({virtual_h:.1f} virtual hours)"
+    summary = f"{steps:,} steps in {len(outcomes)} episodes ({virtual_h:.1f} virtual hours)"
     pace = f"{seconds:.0f} s: {steps / seconds:,.0f} steps/s on {asked.jobs} processes"
-    _tell(["", f"{met} in {pace}; no law was broken"])
+    _print(["", f"{summary} in {pace}; no law was broken"])
     never = unreached(total) if asked.only is None else []
     if never:
-        _tell([f"never reached: {', '.join(never)}"])
+        _print([f"never reached: {', '.join(never)}"])
     return LOST if never else 0
 
 
 def _replay(asked: argparse.Namespace) -> int:
     outcome = simulate(asked.seed, steps=asked.steps, until=asked.until, only=asked.only)
     if asked.story:
-        _tell(outcome.lines)
+        _print(outcome.lines)
     if asked.shrink and outcome.broken is not None:
         asked.only = _shrunk(outcome, asked.steps)
         outcome = simulate(asked.seed, steps=asked.steps, only=asked.only)
     if outcome.broken is not None:
-        _tell(build_failure(outcome, asked.steps, asked.only, 0 if asked.story else STORY_LINES))
+        _print(build_failure(outcome, asked.steps, asked.only, 0 if asked.story else STORY_LINES))
         return LOST
-    _tell([f"episode {asked.seed}: {outcome.steps:,} steps, no law was broken; digest {outcome.digest}"])
+    _print([f"episode {asked.seed}: {outcome.steps:,} steps, no law was broken; digest {outcome.digest}"])
     return 0
 
 
@@ -82,7 +82,7 @@ def _shrunk(outcome: EpisodeResult, steps: int) -> tuple[str, ...]:
     return tuple(kept)
 
 
-def _tell(lines: Iterable[str] | Iterator[str]) -> None:
+def _print(lines: Iterable[str] | Iterator[str]) -> None:
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     sys.stdout.flush()
 

@@ -8,15 +8,17 @@ processes and leaves no record; a damaged record is reported as such.
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from moorings.core.errors import MooringsError
-from moorings.core.instants import Timestamp, seconds_between
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.timestamps import Timestamp, add_seconds, seconds_between
 from moorings.ports.engine import RunSubmission
 from moorings.ports.store import Epoch
-from moorings.testing.simulation.odds import FaultPlan
-from moorings.testing.simulation.virtual import SteadyClock, VirtualLoop, WallClock
+from moorings.testing.simulation.fault_plan import FaultPlan
+from moorings.testing.simulation.virtual_time import SteadyClock, VirtualLoop, WallClock
+from moorings.workloads.checkpoints import CheckpointRule, RunCheckpoint
 from moorings.workloads.runs import EndReason, EndRecord, RunId, RunPhase, RunStatus
 
 ENGINE_NAME = "local"
@@ -26,6 +28,7 @@ GRACE_MAX_S = 4.0
 RUSH_RUNS_MEAN_S = 300.0
 RUSH_DEAF_OF = 0.4
 CHANGED_S = 1.0
+SAVES_EVERY_S = 2.0  # between two checkpoints of a run
 
 
 @dataclass(slots=True)
@@ -41,7 +44,7 @@ class SimulatedProcess:
     starts: int = 0  # before this one
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether its processes may use its partition."""
         return self.phase in (RunPhase.STARTING, RunPhase.RUNNING)
 
@@ -52,7 +55,7 @@ class SimulatedCluster:
     Attributes:
         starts_mean_s: mean time to start a run's processes.
         runs_mean_s: mean time for which they run.
-        deaf_of: the fraction that ignore a request to yield until they are killed.
+        ignore_yield_ratio: the fraction that ignore a request to yield until they are killed.
 
     Args:
         loop: their virtual time.
@@ -83,7 +86,7 @@ class SimulatedCluster:
         self._wall = wall
         self._on_start = on_start
         self.runs_mean_s = RUSH_RUNS_MEAN_S if odds.rush else RUNS_MEAN_S
-        self.deaf_of = RUSH_DEAF_OF if odds.rush else 0.0
+        self.ignore_yield_ratio = RUSH_DEAF_OF if odds.rush else 0.0
 
     def fence(self, epoch: Epoch) -> None:
         """Start nothing for earlier leaders any more."""
@@ -94,24 +97,24 @@ class SimulatedCluster:
         if order.run in self.rejected:
             raise MooringsError("engine.rejected", "it will not run this")
         known = self.processes.get(order.run)
-        if known is None or (not known.alive and known.order.attempt < order.attempt):
+        if known is None or (not known.is_alive and known.order.attempt < order.attempt):
             self._on_start(order)
             starts = known.starts + 1 if known is not None else 0
             self.processes[order.run] = self.live[order.run] = SimulatedProcess(order, RunPhase.STARTING, starts=starts)
             self._loop.call_later(self._odds.chance.expovariate(1 / self.starts_mean_s), self._begin, order.run)
-            self._tell()
+            self._notify()
         return f"{order.run}/{order.attempt}"
 
     def observe(self, runs: Sequence[RunId]) -> list[RunStatus]:
         """The status of each."""
-        return [self._see(run) for run in runs]
+        return [self._status(run) for run in runs]
 
-    def _see(self, run: RunId) -> RunStatus:
+    def _status(self, run: RunId) -> RunStatus:
         process = self.processes.get(run)
         if process is None:
             return RunStatus(run, RunPhase.ABSENT)
-        attempt = process.order.attempt
-        return RunStatus(run, process.phase, process.started_at, process.end, attempt=attempt)
+        seen = RunStatus(run, process.phase, process.started_at, process.end, attempt=process.order.attempt)
+        return _with_checkpoints(seen, self._clock.now())
 
     def cancel(self, run: RunId, reason: str) -> None:
         """TERM now; within the grace period it is gone."""
@@ -119,7 +122,7 @@ class SimulatedCluster:
         if process is not None and process.cancelled is None:
             process.cancelled = reason
             grace_s = self._odds.chance.uniform(0, GRACE_MAX_S)
-            self._loop.call_later(grace_s, self.end, run, EndReason.CANCELLED, 143, reason)
+            self._loop.call_later(grace_s, self.end_run, run, EndReason.CANCELLED, 143, reason)
 
     def ask_to_yield(self, run: RunId, attempt: int, reason: str, by: Timestamp) -> None:
         """It ends after a checkpoint, at the latest at ``by``."""
@@ -129,7 +132,7 @@ class SimulatedCluster:
         if process.asked_until is None or by < process.asked_until:
             process.asked_until = by
             left_s = max(seconds_between(self._wall.now(), by), 0.0)
-            deaf = self.deaf_of and self._odds.chance.random() < self.deaf_of
+            deaf = self.ignore_yield_ratio and self._odds.chance.random() < self.ignore_yield_ratio
             within_s = left_s if deaf else self._odds.chance.uniform(0, left_s)
             self._loop.call_later(within_s, self._end_of, run, process.starts, EndReason.YIELDED, 143, reason)
 
@@ -137,16 +140,16 @@ class SimulatedCluster:
         """Wait until something has changed, or for a second."""
         news: asyncio.Future[None] = self._loop.create_future()
         self._waiting.append(news)
-        timer = self._loop.call_later(CHANGED_S, _tell_one, news)
+        timer = self._loop.call_later(CHANGED_S, _wake, news)
         try:
             await news
         finally:
             timer.cancel()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         waiting, self._waiting = self._waiting, []
         for news in waiting:
-            _tell_one(news)
+            _wake(news)
 
     def signal(self, run: RunId) -> None:
         """No effect on a simulated process."""
@@ -159,7 +162,7 @@ class SimulatedCluster:
             return
         chance = self._odds.chance
         if chance.random() < 0.05:
-            self.end(run, EndReason.NOT_STARTED, 127, "no such command")
+            self.end_run(run, EndReason.NOT_STARTED, 127, "no such command")
             return
         process.phase, process.started_at = RunPhase.RUNNING, process.started_at or self._clock.now()
         lasts_s = chance.expovariate(1 / self.runs_mean_s)
@@ -172,7 +175,7 @@ class SimulatedCluster:
             code = chance.choice((0, 0, 0, 1, 137))
             self._loop.call_later(lasts_s, self._end_of, run, process.starts, EndReason.EXITED, code, "")
         self._began(run, process)
-        self._tell()
+        self._notify()
 
     def _began(self, run: RunId, process: SimulatedProcess) -> None:
         """Its processes run now."""
@@ -180,9 +183,9 @@ class SimulatedCluster:
     def _end_of(self, run: RunId, start: int, ending: EndReason, exit_code: int, detail: str) -> None:
         """The end of this start; ignored if it was stopped before."""
         if run in self.live and self.live[run].starts == start:
-            self.end(run, ending, exit_code, detail)
+            self.end_run(run, ending, exit_code, detail)
 
-    def end(self, run: RunId, ending: EndReason, exit_code: int, detail: str) -> None:
+    def end_run(self, run: RunId, ending: EndReason, exit_code: int, detail: str) -> None:
         """None of its processes runs any more."""
         process = self.live.pop(run, None)
         if process is None:
@@ -190,9 +193,29 @@ class SimulatedCluster:
         process.phase = RunPhase.ENDED
         codes = (exit_code,) * process.order.job.tasks
         process.end = EndRecord(ending, exit_code, codes, process.started_at, self._clock.now(), detail)
-        self._tell()
+        self._notify()
 
 
-def _tell_one(news: asyncio.Future[None]) -> None:
+def _with_checkpoints(seen: RunStatus, now: Timestamp) -> RunStatus:
+    """The status with what looks at the run's folder find: by its id, so that no other chance changes."""
+    if seen.started_at is None:
+        return seen
+    kind = zlib.crc32(seen.run.encode()) % 8
+    if kind == 0:
+        return replace(seen, checkpoint_fault="/c is a symbolic link: name the folder itself")
+    ended_at = seen.end.ended_at if seen.end is not None else None
+    step = int(seconds_between(seen.started_at, ended_at or now) // SAVES_EVERY_S)
+    if kind == 1 or step < 1:
+        return seen  # it saves nothing, or has not yet
+    found = [
+        RunCheckpoint(f"/c/step-{step - ago}.pt", step - ago, 1, written_at, whole, CheckpointRule.ZIP)
+        for ago, whole in ((0, kind > 2), (1, True))
+        if step > ago
+        for written_at in [add_seconds(seen.started_at, (step - ago) * SAVES_EVERY_S)]
+    ]
+    return replace(seen, checkpoints=tuple(found))
+
+
+def _wake(news: asyncio.Future[None]) -> None:
     if not news.done():
         news.set_result(None)

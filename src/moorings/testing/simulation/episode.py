@@ -19,32 +19,32 @@ from pathlib import Path
 from typing import Any
 
 from moorings.controller.replay import Replay
-from moorings.core.claims import ClaimState
-from moorings.core.devices import PoolName
-from moorings.core.errors import MooringsError
-from moorings.core.explain import explain_wait
-from moorings.core.topology import AnySubset, Block, Catalogue, Pool, PowerOfTwo
+from moorings.core.model.claims import ClaimState
+from moorings.core.model.devices import PoolName
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.topology import AnySubset, Block, Catalogue, Pool, PowerOfTwo
+from moorings.core.scheduling.explain import explain_wait
 from moorings.drivers.simulated.driver import SimulatedDriver
 from moorings.drivers.simulated.settings import SimulatedSettings
 from moorings.ports.store import Seq
 from moorings.store.sql import SqlStore
 from moorings.store.sqlite import open_sqlite
+from moorings.testing.simulation.clients import ROOT, ClientPool, NoAnswerError, UseCase, make_clients
+from moorings.testing.simulation.committed_state import CommittedState
+from moorings.testing.simulation.context import SimulationContext
+from moorings.testing.simulation.controller import PoisonError, SimulatedController
 from moorings.testing.simulation.engine import SimulatedCluster
-from moorings.testing.simulation.guarantees import GuaranteeChecker
-from moorings.testing.simulation.ledger import CommittedState
-from moorings.testing.simulation.life import Threads, adopting
-from moorings.testing.simulation.odds import FaultPlan
-from moorings.testing.simulation.people import ROOT, ClientPool, NoAnswerError, UseCase, make_clients
-from moorings.testing.simulation.rush import make_rush_clients
+from moorings.testing.simulation.episode_log import BrokenLaw, EpisodeLog
+from moorings.testing.simulation.fault_injector import FaultInjector
+from moorings.testing.simulation.fault_plan import FaultPlan
+from moorings.testing.simulation.guarantee_checker import GuaranteeChecker
+from moorings.testing.simulation.guarantee_rush import make_rush_clients
+from moorings.testing.simulation.invariant_checker import InvariantChecker, left_over
+from moorings.testing.simulation.process import Threads, adopting
+from moorings.testing.simulation.rewind import RewindableDatabase
 from moorings.testing.simulation.scheduler import SimulatedScheduler
 from moorings.testing.simulation.sharing import drawn_sharing
-from moorings.testing.simulation.stage import SimulationContext
-from moorings.testing.simulation.story import BrokenLaw, EpisodeLog
-from moorings.testing.simulation.trouble import FaultInjector
-from moorings.testing.simulation.turning import RewindableDatabase
-from moorings.testing.simulation.virtual import SeededIds, SteadyClock, StuckError, VirtualLoop, WallClock
-from moorings.testing.simulation.witness import InvariantChecker, left_over
-from moorings.testing.simulation.world import PoisonError, SimulatedController
+from moorings.testing.simulation.virtual_time import SeededIds, SteadyClock, StuckError, VirtualLoop, WallClock
 from moorings.workloads.runs import EndReason
 
 INSTALLATION = "simulatedsea"
@@ -113,7 +113,7 @@ def simulate(
             try:
                 loop.run_until_complete(episode.run())
             except StuckError:
-                episode.story.breaks(0, "nothing can happen any more, and somebody still waits")
+                episode.story.break_law(0, "nothing can happen any more, and somebody still waits")
             finally:
                 episode.close()
             return episode.outcome()
@@ -172,8 +172,8 @@ class Episode:
         self._odds = odds = FaultPlan(seed, only)
         loop.threads = Threads(loop, odds)
         loop.set_task_factory(adopting)
-        loop.set_exception_handler(self._unheard)
-        complaints.hear = self._complain
+        loop.set_exception_handler(self._check_loop_error)
+        complaints.hear = self._check_log
         self._store = _new_store(folder)
         steady = SteadyClock(loop)
         pools = tuple(sorted(odds.chance.sample(POOLS, odds.chance.choice((1, 2, 3))), key=POOLS.index))
@@ -181,18 +181,18 @@ class Episode:
         ledger = CommittedState(self.story)
         sharing, wall = drawn_sharing(odds.chance, rush=odds.rush), WallClock(loop)
         guarantees = GuaranteeChecker(self.story, ledger, pools, sharing.policy, steady, wall)
-        self.story.on_fault = guarantees.disturbed
+        self.story.on_fault = guarantees.on_fault
         self._witness = witness = InvariantChecker(self.story, ledger, drivers, steady, INSTALLATION, guarantees)
-        cluster = SimulatedCluster(loop, odds, steady, wall, witness.starts)
-        scheduler = SimulatedScheduler(loop, odds, steady, wall, witness.queues)
+        cluster = SimulatedCluster(loop, odds, steady, wall, witness.on_run_start)
+        scheduler = SimulatedScheduler(loop, odds, steady, wall, witness.on_run_queued)
         guarantees.alive = witness.alive = lambda run: run in cluster.live or run in scheduler.live
-        witness.rows = lambda: ledger.compare(self._store.load())
+        witness.rows = lambda: ledger.compare(self._store.load_unended())
         self._enough = asyncio.Event()
-        self.story.look = self._look
+        self.story.after_step = self._check
         past: RewindableDatabase | None = None
-        if odds.goes_back:
+        if odds.has_rewinds:
             past = RewindableDatabase(self.story, ledger, folder / DATABASE, cluster, INSTALLATION, self._after_a_while)
-        witness.spares = lambda: past is not None and past.spares
+        witness.spares = lambda: past is not None and past.is_sparing
         self._stage = SimulationContext(
             loop=loop,
             odds=odds,
@@ -208,8 +208,8 @@ class Episode:
             ids=SeededIds(odds.chance),
             installation=INSTALLATION,
             sharing=sharing,
-            given_back=guarantees.given_back,
-            past=past,
+            yielded_claims=guarantees.given_back,
+            rewinds=past,
         )
         self._numbers = itertools.count(1)
         self._leader: SimulatedController | None = None
@@ -219,8 +219,8 @@ class Episode:
         self._crowd = ClientPool(self._stage, self._serving)
         self._trouble = FaultInjector(self._stage, witness, self)
 
-    def _look(self) -> None:
-        self._witness.look()
+    def _check(self) -> None:
+        self._witness.check_processes()
         if self.story.steps >= self._steps:
             self._enough.set()
 
@@ -228,7 +228,7 @@ class Episode:
         """The result."""
         story = self.story
         for name, driver in self._stage.drivers.items():
-            for kind, count in driver.faults.struck.items():
+            for kind, count in driver.faults.injected_counts.items():
                 story.reached[f"struck {kind}"] += count
             story.reached[f"pool {name}"] += 1
         return EpisodeResult(
@@ -246,27 +246,27 @@ class Episode:
         """Close database and hardware."""
         self._store.close()
         for driver in self._stage.drivers.values():
-            driver.machine.close()
+            driver.hardware.close()
 
     # -- controllers -------------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
         """Start a controller, which leads from then on."""
-        if not self.story.over:
+        if not self.story.is_over:
             self._leader = SimulatedController(next(self._numbers), self._stage, self._witness, self._ended)
 
     def _ended(self, world: SimulatedController, why: str) -> None:
-        self.story.tell(world.life.name, f"ended: {why}")
-        self.story.reach(f"ended {why if '.' in why else why.split(':')[0]}")
+        self.story.add_line(world.life.name, f"ended: {why}")
+        self.story.count(f"ended {why if '.' in why else why.split(':')[0]}")
         if why not in ("killed", "store.unavailable", "store.fenced") and not (
-            why == "store.turned_back" and self._odds.goes_back
+            why == "store.turned_back" and self._odds.has_rewinds
         ):
-            self.story.breaks(0, f"{world.life.name} ended: {why}")
+            self.story.break_law(0, f"{world.life.name} ended: {why}")
         if world in self._rivals:
             self._rivals.remove(world)
         if world is self._leader:
             if why == "store.fenced":
-                self.story.breaks(0, f"{world.life.name} leads and is fenced off")
+                self.story.break_law(0, f"{world.life.name} leads and is fenced off")
             self._leader = None
             self._stage.loop.call_later(self._odds.chance.uniform(0, RESTART_S_MAX), self._begin)
 
@@ -278,24 +278,24 @@ class Episode:
     def crash(self, why: str) -> None:
         """Kill the leader; another one starts in its place."""
         if self._leader is not None:
-            self.story.fault(why, self._leader.life.name)
+            self.story.add_fault(why, self._leader.life.name)
             self._leader.life.kill()
 
     def stall(self, lasts_s: float) -> None:
         """Stop the leader for a while."""
-        if self._leader is not None and not self._leader.life.still:
-            self.story.fault("stall", f"{self._leader.life.name} for {lasts_s:.1f} s")
+        if self._leader is not None and not self._leader.life.is_stopped:
+            self.story.add_fault("stall", f"{self._leader.life.name} for {lasts_s:.1f} s")
             self._leader.life.stop()
-            self._stage.loop.call_later(lasts_s, self._leader.life.go_on)
+            self._stage.loop.call_later(lasts_s, self._leader.life.resume)
 
     def turn_back(self, *, down: bool) -> None:
         """Turn the database back to the remembered state; ``down``: the leader dies at that moment."""
-        assert self._stage.past is not None
+        assert self._stage.rewinds is not None
         if down and self._leader is not None:
             self._leader.life.kill()
-        gone = self._stage.past.come_back()
-        self._witness.guarantees.forget()
-        self.story.fault("store_back", f"by {gone} events{', while nobody leads' if down else ''}")
+        gone = self._stage.rewinds.restore_snapshot()
+        self._witness.guarantees.reset()
+        self.story.add_fault("store_back", f"by {gone} events{', while nobody leads' if down else ''}")
 
     def _after_a_while(self, do: Callable[[], None]) -> None:
         self._stage.loop.call_later(self._odds.chance.uniform(*FINISH_S), do)
@@ -305,31 +305,31 @@ class Episode:
         old = self._leader
         if old is None or old.controller is None:
             return
-        self.story.fault("zombie_paused" if stopped_s else "zombie", f"{old.life.name} for {lasts_s:.1f} s")
+        self.story.add_fault("zombie_paused" if stopped_s else "zombie", f"{old.life.name} for {lasts_s:.1f} s")
         self._rivals.append(old)
         if stopped_s:
             old.life.stop()
-            self._stage.loop.call_later(stopped_s, old.life.go_on)
+            self._stage.loop.call_later(stopped_s, old.life.resume)
         self._stage.loop.call_later(stopped_s + lasts_s, old.life.kill)
         self._begin()
 
     # -- what is never right -----------------------------------------------------------------------------------------
 
-    def _complain(self, record: logging.LogRecord) -> None:
-        self.story.reach(f"log {record.getMessage()}")
+    def _check_log(self, record: logging.LogRecord) -> None:
+        self.story.count(f"log {record.getMessage()}")
         raised = record.exc_info[1] if record.exc_info else None
         if isinstance(raised, PoisonError):
             return  # the affected client checks this
         foreign = raised is not None or "MooringsError" not in getattr(record, "detail", "")
         if record.getMessage() in FORBIDDEN_LOGS and foreign:
-            told = getattr(record, "detail", "") or getattr(record, "claim", "")
-            self.story.breaks(0, f"{record.getMessage()}: {raised!r} {told}")
+            detail = getattr(record, "detail", "") or getattr(record, "claim", "")
+            self.story.break_law(0, f"{record.getMessage()}: {raised!r} {detail}")
 
-    def _unheard(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    def _check_loop_error(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
         if isinstance(error, asyncio.CancelledError) or "was destroyed" in context.get("message", ""):
             return
-        self.story.breaks(0, f"{context.get('message')}: {error!r}")
+        self.story.break_law(0, f"{context.get('message')}: {error!r}")
 
     def _stop(self) -> None:
         if not self._over.done():
@@ -339,24 +339,24 @@ class Episode:
 
     async def run(self) -> None:
         """Run the whole episode, or until a law is broken."""
-        course = asyncio.create_task(self._course())
+        course = asyncio.create_task(self._run_phases())
         await asyncio.wait((course, self._over), return_when=asyncio.FIRST_COMPLETED)
         if course.done() and not course.cancelled() and course.exception() is not None:
-            self.story.breaks(0, f"the reckoning failed: {course.exception()!r}")
-        self.story.over = True
+            self.story.break_law(0, f"the reckoning failed: {course.exception()!r}")
+        self.story.is_over = True
         course.cancel()
         for world in (*self._rivals, *([self._leader] if self._leader is not None else [])):
             world.life.kill()
-        self._trouble.calm()
+        self._trouble.stop()
         self._stage.close()
         rest = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         for task in rest:
             task.cancel()
         await asyncio.gather(*rest, return_exceptions=True)
 
-    async def _course(self) -> None:
+    async def _run_phases(self) -> None:
         self._begin()
-        self._trouble.begin()
+        self._trouble.start()
         people = (
             make_rush_clients(self._crowd)
             if self._odds.rush
@@ -366,13 +366,13 @@ class Episode:
         await self._enough.wait()
         for client in clients:
             client.cancel()
-        self._trouble.calm()
+        self._trouble.stop()
         for world in (*self._rivals, *([self._leader] if self._leader is not None else [])):
-            world.life.go_on()
-        self.story.tell("RECKONING", "faults and clients stop")
-        await self._reckon()
+            world.life.resume()
+        self.story.add_line("RECKONING", "faults and clients stop")
+        await self._final_checks()
 
-    async def _reckon(self) -> None:
+    async def _final_checks(self) -> None:
         await asyncio.sleep(SETTLE_S)
         await self._heal()
         await asyncio.sleep(SETTLE_S)
@@ -385,7 +385,7 @@ class Episode:
         assert self._leader is not None
         return self._leader
 
-    async def _ask(self, what: str, use_case: UseCase[object]) -> None:
+    async def _request(self, what: str, use_case: UseCase[object]) -> None:
         try:
             await self._crowd.ask("root", what, use_case)
         except (NoAnswerError, MooringsError):
@@ -395,57 +395,64 @@ class Episode:
         """An admin puts everything back into service."""
         for device in sorted(self._stage.ledger.devices.values(), key=lambda one: one.id):
             ident = device.id
-            await self._ask(f"resume {ident}", _resuming(ident))
+            await self._request(f"resume {ident}", _resuming(ident))
 
     def _served_or_explained(self) -> None:
         loop = self._controller().loop
         if loop is None:
-            self.story.breaks(0, "no controller serves, long after the last fault")
+            self.story.break_law(0, "no controller serves, long after the last fault")
             return
-        for claim in loop.fleet.waiting():
+        for claim in loop.fleet.pending_claims():
             wait = explain_wait(loop.fleet, claim, loop.clock.now())
             if wait.reasons[0].code == "queue.next_turn":
-                self.story.breaks(7, f"claim {claim.id} fits, and was not served in {SETTLE_S:g} quiet seconds")
+                self.story.break_law(7, f"claim {claim.id} fits, and was not served in {SETTLE_S:g} quiet seconds")
         for state in loop.fleet.pools.values():
-            if state.problem:
-                self.story.breaks(8, f"pool {state.pool.name} answers, and is called unreachable: {state.problem}")
+            if state.unreachable_reason:
+                self.story.break_law(
+                    8, f"pool {state.pool.name} answers, and is called unreachable: {state.unreachable_reason}"
+                )
 
     async def _release_all(self) -> None:
         ledger = self._stage.ledger
         deadline_s = self._stage.loop.time() + DRAIN_S
         for cluster in (self._stage.cluster, self._stage.scheduler):
             for run in [run for run in cluster.live if run not in ledger.runs]:
-                cluster.end(run, EndReason.EXITED, 0, "no record knows it: its person has ended it")
+                cluster.end_run(run, EndReason.EXITED, 0, "no record knows it: its person has ended it")
         while (ledger.claims or ledger.runs or ledger.partitions) and self._stage.loop.time() < deadline_s:
             for run in sorted(ledger.runs):
-                await self._ask(f"cancel {run}", _cancelling(run))
+                await self._request(f"cancel {run}", _cancelling(run))
             for claim in sorted(ledger.claims):
                 if ledger.claims.get(claim) is not None and ledger.claims[claim].state is not ClaimState.RELEASING:
-                    await self._ask(f"release {claim}", _releasing(claim))
+                    await self._request(f"release {claim}", _releasing(claim))
             await self._heal()
             await asyncio.sleep(40.0)
         for project in sorted(ledger.projects, reverse=True):  # a project's parts before the project
-            await self._ask(f"delete project {project}", _deleting(project))
+            await self._request(f"delete project {project}", _deleting(project))
         await asyncio.sleep(SETTLE_S)
 
     def _nothing_left(self) -> None:
         """Nothing leaks, and the free maps are consistent."""
         ledger, now = self._stage.ledger, self._stage.steady.now()
         if ledger.projects:
-            self.story.breaks(2, f"projects that nobody uses cannot be deleted: {sorted(ledger.projects)}")
+            self.story.break_law(2, f"projects that nobody uses cannot be deleted: {sorted(ledger.projects)}")
         if ledger.claims or ledger.runs or ledger.partitions:
-            told = f"{sorted(ledger.claims)} {sorted(ledger.runs)} {left_over(ledger.partitions)}"
-            self.story.breaks(2, f"not at rest long after everything was released: {told}")
+            rest = f"{sorted(ledger.claims)} {sorted(ledger.runs)} {left_over(ledger.partitions)}"
+            self.story.break_law(2, f"not at rest long after everything was released: {rest}")
         for name, driver in self._stage.drivers.items():
-            for held in driver.machine.partitions(now):
-                self.story.breaks(2, f"{held.name} ({held.mark}) is left on {held.block} of {name}")
+            for held in driver.hardware.partitions(now):
+                self.story.break_law(2, f"{held.name} ({held.mark}) is left on {held.block} of {name}")
         if live := [*self._stage.cluster.live, *self._stage.scheduler.live]:
-            self.story.breaks(3, f"processes are left of {sorted(live)}")
+            self.story.break_law(3, f"processes are left of {sorted(live)}")
         loop = self._controller().loop
         assert loop is not None
         for state in loop.fleet.pools.values():
-            if state.free.free != state.pool.topology.n_devices - len(state.out) or any(state.used.values()):
-                self.story.breaks(2, f"pool {state.pool.name}: {state.free.free} free, {state.out}, {state.used}")
+            if state.free.n_free != state.pool.topology.n_devices - len(state.out_of_service) or any(
+                state.used_resources.values()
+            ):
+                self.story.break_law(
+                    2,
+                    f"pool {state.pool.name}: {state.free.n_free} free, {state.out_of_service}, {state.used_resources}",
+                )
 
     def _ended_once(self) -> None:
         """Every claim and run has one end in the log, which has no gaps and can be replayed (law 9)."""
@@ -453,14 +460,14 @@ class Episode:
         ends: Counter[str] = Counter()
         made: set[str] = set()
         last = Seq(0)
-        while rows := self._store.events(last, EVENTS_A_READ):
-            for difference in replay.take(rows):
-                self.story.breaks(
+        while rows := self._store.list_events(last, EVENTS_A_READ):
+            for difference in replay.replay_rows(rows):
+                self.story.break_law(
                     9, f"replayed, the turn that ended with event {difference.seq} is another: {difference}"
                 )
             for row in rows:
                 if not self._stage.ledger.follows(row.seq, last):
-                    self.story.breaks(9, f"event {row.seq} follows {last}")
+                    self.story.break_law(9, f"event {row.seq} follows {last}")
                 last = row.seq
                 event = row.event
                 if event.name in ("claim.cancelled", "claim.released", "claim.failed"):
@@ -471,7 +478,7 @@ class Episode:
                     made.add((event.run if event.name == "run.created" else event.claim) or "")
         for ident in sorted(made | set(ends)):
             if ends[ident] != 1 or ident not in made:
-                self.story.breaks(3, f"{ident} ended {ends[ident]} times in the event log")
+                self.story.break_law(3, f"{ident} ended {ends[ident]} times in the event log")
 
 
 def _resuming(device: str) -> UseCase[object]:
@@ -479,7 +486,7 @@ def _resuming(device: str) -> UseCase[object]:
 
 
 def _cancelling(run: str) -> UseCase[object]:
-    return lambda controller: controller.runs.cancel(ROOT, run)
+    return lambda controller: controller.runs.cancel_run(ROOT, run)
 
 
 def _releasing(claim: str) -> UseCase[object]:
@@ -487,7 +494,7 @@ def _releasing(claim: str) -> UseCase[object]:
 
 
 def _deleting(project: str) -> UseCase[object]:
-    return lambda controller: controller.projects.delete(ROOT, project)
+    return lambda controller: controller.projects.delete_project(ROOT, project)
 
 
 def _new_store(folder: Path) -> SqlStore:

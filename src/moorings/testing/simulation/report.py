@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from moorings.core.claims import ClaimState
-from moorings.core.devices import DeviceState
-from moorings.core.events import EVENTS
-from moorings.core.partitions import PartitionState
+from moorings.core.model.claims import ClaimState
+from moorings.core.model.devices import DeviceState
+from moorings.core.model.events import EVENTS
+from moorings.core.model.partitions import PartitionState
 from moorings.testing.simulation.episode import EpisodeResult
-from moorings.testing.simulation.odds import KINDS
+from moorings.testing.simulation.fault_plan import KINDS
 from moorings.workloads.runs import RunState
 
 COLUMNS = 3

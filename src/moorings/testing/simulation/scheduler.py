@@ -29,7 +29,7 @@ class SimulatedScheduler(SimulatedCluster):
     def _number(self, run: RunId) -> str:
         return str([*self.processes].index(run) + 1)
 
-    def _see(self, run: RunId) -> RunStatus:
+    def _status(self, run: RunId) -> RunStatus:
         process = self.processes.get(run)
         if process is None:
             return RunStatus(run, RunPhase.ABSENT)
@@ -53,4 +53,4 @@ class SimulatedScheduler(SimulatedCluster):
         process.phase = RunPhase.STARTING
         process.starts += 1
         self._loop.call_later(self._odds.chance.expovariate(1 / WAITS_MEAN_S), self._begin, run)
-        self._tell()
+        self._notify()

@@ -9,11 +9,11 @@ import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from moorings.core.claims import PRIORITY_MAX
-from moorings.core.policy import DefragmentMode, Policy
-from moorings.core.projects import DEFAULT_PROJECT, Project, ProjectShare, guaranteed_blocks_in, parent_of
-from moorings.core.shares import guaranteeable_sizes
-from moorings.core.topology import Pool
+from moorings.core.model.block_packing import guaranteeable_sizes
+from moorings.core.model.claims import PRIORITY_MAX
+from moorings.core.model.policy import DefragmentMode, Policy
+from moorings.core.model.projects import DEFAULT_PROJECT, Project, ProjectShare, guaranteed_blocks_in, parent_of
+from moorings.core.model.topology import Pool
 
 PROJECTS_OF = 0.5  # of all episodes
 NAMES = ("lab", "lab/vision", "lab/vision/night", "lab/speech", "ops", "ops/sweeps", DEFAULT_PROJECT)

@@ -10,24 +10,24 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from moorings.controller.hardware import DriverManager
+from moorings.controller.driver_manager import DriverManager
 from moorings.controller.keys import AccessKeyManager
 from moorings.controller.loop import CommittedChange, TurnLoop
-from moorings.controller.record import AnyInput
-from moorings.controller.running import RunManager
+from moorings.controller.rewind_recovery import begin_leading
+from moorings.controller.run_manager import RunManager
 from moorings.controller.service import Controller
-from moorings.controller.turned_back import begin_leading
-from moorings.controller.turns import AnyReply, KeyedInput, TurnOutcome
-from moorings.core.errors import MooringsError
-from moorings.core.inputs import CreateClaim, ReleaseClaim, RenewClaim, SetPriority
+from moorings.controller.turn import AnyReply, KeyedInput, TurnOutcome
+from moorings.controller.turn_record import AnyInput
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.inputs import CreateClaim, ReleaseClaim, RenewClaim, SetPriority
 from moorings.ports.store import Epoch, IdempotencyRecord, LogPosition
+from moorings.testing.simulation.context import SimulationContext
 from moorings.testing.simulation.engine import ENGINE_NAME as LOCAL
-from moorings.testing.simulation.gates import FaultyEngine, FaultyStore, faulty_drivers
-from moorings.testing.simulation.life import ControllerInstance, ProcessClock
+from moorings.testing.simulation.faulty import FaultyEngine, FaultyStore, faulty_drivers
+from moorings.testing.simulation.invariant_checker import InvariantChecker
+from moorings.testing.simulation.process import ControllerInstance, ProcessClock
 from moorings.testing.simulation.scheduler import NAME as SCHEDULER
-from moorings.testing.simulation.stage import SimulationContext
-from moorings.testing.simulation.witness import InvariantChecker
-from moorings.workloads.turn import CancelRun, CreateRun, LabelRun
+from moorings.workloads.run_turn import CancelRun, CreateRun, LabelRun
 
 T = TypeVar("T")
 
@@ -69,28 +69,28 @@ class WatchedLoop(TurnLoop):
         self._witness = witness
         self._turns = 0
         self._poison: list[AnyInput] = []
-        self.listen(self._turned)
+        self.subscribe(self._turned)
 
     @property
     def leads(self) -> bool:
         """Whether no later controller has begun to lead."""
         ledger = self._stage.ledger  # a leader that has read further than the database notices that it was turned back
-        return self._epoch == ledger.epoch and self.seq <= ledger.seq and not self._life.dead
+        return self._epoch == ledger.epoch and self.seq <= ledger.seq and not self._life.is_dead
 
-    async def post(self, given: AnyInput, key: IdempotencyRecord | None = None) -> AnyReply:
+    async def submit(self, given: AnyInput, key: IdempotencyRecord | None = None) -> AnyReply:
         try:
-            return await super().post(given, key)
+            return await super().submit(given, key)
         except MooringsError as error:
             if error.code == "internal.error" and not self._is_poison(given):
-                self._stage.story.breaks(2, f"{given} was answered with the fault that another demand brought")
+                self._stage.story.break_law(2, f"{given} was answered with the fault that another demand brought")
             raise
 
     def _meet_poison(self, demanded: Sequence[KeyedInput]) -> None:
         """Raise if one of them is poison; now and then make one poison where it may harm others."""
         able = [one.given for one in demanded if isinstance(one.given, POISONABLE_INPUTS)]
-        if able and len(demanded) > 1 and self._stage.odds.strikes_apart("poison"):
+        if able and len(demanded) > 1 and self._stage.odds.draw_separate_fault("poison"):
             self._poison.append(chosen := self._stage.odds.apart.choice(able))
-            self._stage.story.fault("poison", f"{type(chosen).__name__} in a turn of {len(demanded)}")
+            self._stage.story.add_fault("poison", f"{type(chosen).__name__} in a turn of {len(demanded)}")
         if any(map(self._is_poison, able)):
             raise PoisonError
 
@@ -102,20 +102,20 @@ class WatchedLoop(TurnLoop):
         outcome = super().decide(demanded)
         self._turns += 1
         if outcome.changes or demanded:
-            told = ",".join(type(one.given).__name__ for one in demanded)
-            self._stage.story.step("turn", f"{self._life.name} [{told}] {len(outcome.changes.events)} events")
+            inputs = ",".join(type(one.given).__name__ for one in demanded)
+            self._stage.story.add_step("turn", f"{self._life.name} [{inputs}] {len(outcome.changes.events)} events")
         if self.leads:
-            self._witness.decided(self.fleet, demanded, outcome)
+            self._witness.on_decision(self.fleet, demanded, outcome)
             if not demanded:
-                self._witness.idled(self.fleet, outcome)
+                self._witness.on_idle_turn(self.fleet, outcome)
             if outcome.changes and self._turns % AGAIN_EVERY == 0:
-                self._stage.story.reach("decided again")
-                self._witness.again(self, list(demanded), outcome, self._heard_since, self._stage.pools)
+                self._stage.story.count("decided again")
+                self._witness.check_repeatable(self, list(demanded), outcome, self._serving_since, self._stage.pools)
         return outcome
 
     def _turned(self, change: CommittedChange) -> None:
         if self.leads:
-            self._witness.turned(self, change)
+            self._witness.on_turn(self, change)
 
 
 class SimulatedController:
@@ -141,18 +141,20 @@ class SimulatedController:
         self._witness = witness
         self._on_end = on_end
         self._main = self.life.spawn(self._run())
-        self._main.add_done_callback(self._over)
+        self._main.add_done_callback(self._on_end_of_main)
 
     async def _run(self) -> None:
         stage, life = self._stage, self.life
         store = FaultyStore(stage, life, self._witness)
         clock = ProcessClock(life, stage.wall)
-        mark = stage.past.mark() if stage.past is not None else None
-        if stage.past is not None and mark is not None:
-            await stage.loop.run_in_executor(None, stage.past.take_up, store, mark, clock.now())
-            begin: Callable[[], Epoch] = partial(begin_leading, store, mark.known(), mark.keep, life.name, clock.now())
+        mark = stage.rewinds.open_log_position() if stage.rewinds is not None else None
+        if stage.rewinds is not None and mark is not None:
+            await stage.loop.run_in_executor(None, stage.rewinds.recover_if_rewound, store, mark, clock.now())
+            begin: Callable[[], Epoch] = partial(
+                begin_leading, store, mark.read(), mark.record_blocking, life.name, clock.now()
+            )
         else:
-            begin = partial(store.lead, life.name, clock.now())
+            begin = partial(store.begin_epoch, life.name, clock.now())
         epoch = await stage.loop.run_in_executor(None, begin)
         loop = WatchedLoop(stage, life, self._witness, store, epoch)
         hardware = DriverManager(
@@ -160,8 +162,8 @@ class SimulatedController:
             faulty_drivers(stage, life, self._witness),
             clock,
             stage.installation,
-            in_use=self._is_in_use if stage.past is not None else None,
-            note=mark.note if mark is not None else None,
+            in_use=self._is_in_use if stage.rewinds is not None else None,
+            record_position=mark.record if mark is not None else None,
         )
         engines = {name: FaultyEngine(stage, life, name) for name in (LOCAL, SCHEDULER)}
         running = RunManager(loop, engines, hardware, clock, stage.installation)
@@ -183,14 +185,14 @@ class SimulatedController:
                 group.create_task(hardware.serve(), name="hardware")
                 group.create_task(running.serve(), name="running")
         finally:
-            if mark is not None and not life.dead:
-                mark.keep(LogPosition(loop.seq, loop.epoch))
+            if mark is not None and not life.is_dead:
+                mark.record_blocking(LogPosition(loop.seq, loop.epoch))
 
     async def _is_in_use(self, partition: str) -> bool:
-        assert self._stage.past is not None
-        return self._stage.past.is_in_use(partition)
+        assert self._stage.rewinds is not None
+        return self._stage.rewinds.is_in_use(partition)
 
-    def _over(self, main: asyncio.Task[None]) -> None:
+    def _on_end_of_main(self, main: asyncio.Task[None]) -> None:
         """The process ended: killed, fenced, or because it could not start."""
         error = None if main.cancelled() else main.exception()
         while isinstance(error, BaseExceptionGroup):
@@ -204,8 +206,8 @@ class SimulatedController:
         self.life.kill()
         self._on_end(self, why)
 
-    def ask(self, use_case: Callable[[Controller], Coroutine[Any, Any, T]]) -> asyncio.Task[T] | None:
+    def submit(self, use_case: Callable[[Controller], Coroutine[Any, Any, T]]) -> asyncio.Task[T] | None:
         """A request that reached it, in progress; None if it does not serve."""
-        if self.controller is None or self.life.dead:
+        if self.controller is None or self.life.is_dead:
             return None
         return self.life.spawn(use_case(self.controller))

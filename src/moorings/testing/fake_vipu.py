@@ -367,9 +367,9 @@ def _answer(controller: _Controller, words: list[str], options: dict[str, str], 
         return _clusters_json(controller)
     if verb == "list":
         hidden = {fault["name"] for fault in faults if fault["kind"] == "hidden"}
-        lies = {fault["name"]: fault["state"] for fault in faults if fault["kind"] == "state"}
+        false_states = {fault["name"]: fault["state"] for fault in faults if fault["kind"] == "state"}
         shown = {name: one for name, one in controller.shown().items() if name not in hidden}
-        states = {name: lies.get(name, controller.state(one)) for name, one in shown.items()}
+        states = {name: false_states.get(name, controller.state(one)) for name, one in shown.items()}
         as_text = _partitions_json if "--showjson" in options else _partitions_table
         return as_text(controller, shown, states)
     if verb == "get":

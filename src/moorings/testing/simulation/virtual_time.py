@@ -17,12 +17,12 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Any, TypeVar
 
-from moorings.core.instants import SECOND, Timestamp
+from moorings.core.model.timestamps import SECOND, Timestamp
+from moorings.ports.clock import ID_ALPHABET
 
 T = TypeVar("T")
 
 START_TIME = Timestamp(1_750_000_000 * SECOND)  # any moment; the same for every seed
-_ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
 _ID_CHARS = 12
 
 ThreadCall = Callable[[Executor | None, Callable[[], Any], "asyncio.Future[Any]"], None]
@@ -109,7 +109,7 @@ class SeededIds:
 
     def new(self, kind: str) -> str:
         while True:
-            ident = f"{kind}-{''.join(self._chance.choices(_ALPHABET, k=_ID_CHARS))}"
+            ident = f"{kind}-{''.join(self._chance.choices(ID_ALPHABET, k=_ID_CHARS))}"
             if ident not in self._given:
                 self._given.add(ident)
                 return ident

@@ -15,20 +15,20 @@ from typing import Any, TypeVar
 from moorings.controller.queues import QueueView
 from moorings.controller.service import WAIT_TARGETS, Controller
 from moorings.controller.views import ClaimView, RunView
-from moorings.core.access import Caller, Role
-from moorings.core.announced import INSTANCE_ID_CHARS, QueuedJob
-from moorings.core.claims import ENDED, CheckpointContract, Claim, ClaimId, ClaimSpec, ClaimState, QueueMode
-from moorings.core.devices import DeviceState
-from moorings.core.errors import MooringsError
-from moorings.core.instants import Timestamp, add_seconds
-from moorings.core.projects import DEFAULT_PROJECT
-from moorings.core.topology import Pool
+from moorings.core.model.access import Caller, Role
+from moorings.core.model.claims import ENDED, CheckpointContract, Claim, ClaimId, ClaimSpec, ClaimState, QueueMode
+from moorings.core.model.devices import DeviceState
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.projects import DEFAULT_PROJECT
+from moorings.core.model.queue_reports import INSTANCE_ID_CHARS, QueuedJob
+from moorings.core.model.timestamps import Timestamp, add_seconds
+from moorings.core.model.topology import Pool
 from moorings.ports.store import PageQuery, Seq
+from moorings.testing.simulation.context import SimulationContext
+from moorings.testing.simulation.controller import SimulatedController, is_of_poison
 from moorings.testing.simulation.engine import ENGINE_NAME as LOCAL
 from moorings.testing.simulation.scheduler import NAME as SCHEDULER
 from moorings.testing.simulation.sharing import ACCOUNTS, NOBODYS, drawn_name, drawn_project
-from moorings.testing.simulation.stage import SimulationContext
-from moorings.testing.simulation.world import SimulatedController, is_of_poison
 from moorings.workloads.appliance import ApplianceJobType, WorkflowPart
 from moorings.workloads.jobs import Accelerators, JobSpec
 from moorings.workloads.runs import Run
@@ -107,7 +107,7 @@ class ClientPool:
         self.serving = serving
         self.told: dict[tuple[str, str], KeyedResult] = {}
         self.keys = 0
-        self.tempers: dict[tuple[ClaimId, int], Timestamp | None] = {}  # when the asked holder yields; None: never
+        self.yield_times: dict[tuple[ClaimId, int], Timestamp | None] = {}  # when the asked holder yields; None: never
 
     async def ask(self, who: str, what: str, use_case: UseCase[T]) -> T:
         """The response to a request.
@@ -117,13 +117,13 @@ class ClientPool:
             MooringsError: the controller's error.
         """
         stage = self.stage
-        stage.story.step("client", f"{who}: {what}")
+        stage.story.add_step("client", f"{who}: {what}")
         await asyncio.sleep(stage.odds.engine_s())
-        fault = stage.odds.strikes("request_lost", "reply_lost")
+        fault = stage.odds.draw_fault("request_lost", "reply_lost")
         if fault is not None:
-            stage.story.fault(fault, f"{who}: {what}")
+            stage.story.add_fault(fault, f"{who}: {what}")
         world = self.serving()
-        task = world.ask(use_case) if world is not None and fault != "request_lost" else None
+        task = world.submit(use_case) if world is not None and fault != "request_lost" else None
         if world is None or task is None:
             raise NoAnswerError
         task.add_done_callback(_forget)
@@ -131,41 +131,43 @@ class ClientPool:
         if task not in done or task.cancelled() or fault == "reply_lost":
             if not task.done() and stage.odds.chance.random() < 0.5:
                 task.cancel()  # the connection is closed, and the server notices
-            stage.story.tell("client", f"{who}: no answer")
+            stage.story.add_line("client", f"{who}: no answer")
             raise NoAnswerError
         await asyncio.sleep(stage.odds.engine_s())
         try:
             answer = task.result()
         except MooringsError as error:
-            stage.story.tell("client", f"{who}: {error.code}: {error.detail}")
-            stage.story.reach(f"answer {error.code}")
+            stage.story.add_line("client", f"{who}: {error.code}: {error.detail}")
+            stage.story.count(f"answer {error.code}")
             if error.code not in ALLOWED and not is_of_poison(error):
-                stage.story.breaks(0, f"{who}, {what}: {error.code}: {error.detail}")
+                stage.story.break_law(0, f"{who}, {what}: {error.code}: {error.detail}")
             raise
-        stage.story.tell("client", f"{who}: {_short(answer)}")
+        stage.story.add_line("client", f"{who}: {_short(answer)}")
         return answer
 
-    def keyed(self, subject: str, key: str, body: str, ident: str) -> None:
+    def check_keyed(self, subject: str, key: str, body: str, ident: str) -> None:
         """A keyed request gave this claim or run (law 5)."""
         ledger = self.stage.ledger
         use = ledger.keys.get((subject, key))
-        if use is None and ledger.was(ident, 1):
+        if use is None and ledger.was_saved_before_rewind(ident, 1):
             return  # the database was turned back: the key was used, and is new again
         known = self.told.get((subject, key))
-        if known is not None and known.ident != ident and ledger.was(known.ident, 1):
+        if known is not None and known.ident != ident and ledger.was_saved_before_rewind(known.ident, 1):
             del self.told[subject, key]
         before = self.told.setdefault((subject, key), KeyedResult(body, ident))
         if before != KeyedResult(body, ident):
-            self.stage.story.breaks(5, f"key {key} of {subject} gave {before}, and then {ident} for {body}")
+            self.stage.story.break_law(5, f"key {key} of {subject} gave {before}, and then {ident} for {body}")
         if use is None or ident not in (use.claim, use.run):
-            self.stage.story.breaks(5, f"key {key} of {subject} gave {ident}; saved is {use}")
+            self.stage.story.break_law(5, f"key {key} of {subject} gave {ident}; saved is {use}")
 
-    def shown(self, claim: Claim) -> Claim:
+    def check_shown(self, claim: Claim) -> Claim:
         """A claim was shown: only saved state may be shown (the database decides)."""
         ledger = self.stage.ledger
         saved = ledger.claims.get(claim.id) or ledger.ended_claims.get(claim.id)
-        if (saved is None or saved.version < claim.version) and not ledger.was(claim.id, claim.version):
-            self.stage.story.breaks(2, f"shown was {claim}, saved is {saved}")
+        if (saved is None or saved.version < claim.version) and not ledger.was_saved_before_rewind(
+            claim.id, claim.version
+        ):
+            self.stage.story.break_law(2, f"shown was {claim}, saved is {saved}")
         return claim
 
 
@@ -182,7 +184,7 @@ def _short(answer: object) -> str:
         case RunView():
             return f"{answer.run.id} {answer.run.state}"
         case QueueView():
-            return f"{answer.told.queue}: {answer.offer}"
+            return f"{answer.report.queue}: {answer.offer}"
         case list() | tuple():
             return f"{len(answer)} items"
         case _:
@@ -193,10 +195,10 @@ class SimulatedClient:
     """One person, agent or admin at work.
 
     Attributes:
-        deaf_of: the fraction of its claims that it never yields.
+        ignore_yield_ratio: the fraction of its claims that it never yields.
     """
 
-    deaf_of = DEAF_OF
+    ignore_yield_ratio = DEAF_OF
 
     def __init__(self, number: int, caller: Caller, crowd: ClientPool) -> None:
         self._who = f"{caller.subject}{number}"
@@ -215,7 +217,7 @@ class SimulatedClient:
         while True:
             await asyncio.sleep(self._chance.expovariate(1 / self._think_s))
             try:
-                await self._heed()
+                await self._yield_when_asked()
                 choices = self._choices()
                 deed = self._chance.choices([deed for _, deed in choices], [weight for weight, _ in choices])[0]
                 await deed()
@@ -224,9 +226,9 @@ class SimulatedClient:
 
     def _choices(self) -> Choices:
         """The possible next actions, each with its weight."""
-        looking: Choices = ((2, self._look), (1, self._explain))
+        reading: Choices = ((2, self._list_something), (1, self._explain))
         mine: Choices = (
-            *((6, self._create), (6, self._release), (2, self._get), (1, self._meddle), (1, self._adopt)),
+            *((6, self._create), (6, self._release), (2, self._get), (1, self._release_foreign), (1, self._adopt)),
             *((2, self._renew), (1, self._reset), (2, self._binding)),
         )
         running: Choices = (
@@ -238,10 +240,10 @@ class SimulatedClient:
             ruling = ((1, self._drain), *ruling[1:], (4, self._set_project), (1, self._delete_project))
             mine = (*mine, (1, self._save))
         if self._caller.role is Role.ADMIN:
-            return (*looking, *ruling)
+            return (*reading, *ruling)
         if self._caller.role is Role.VIEWER:
-            return (*looking, (1, self._meddle))
-        return (*looking, *mine, *(running if self._caller.role is Role.USER else ((6, self._tell_queue),)))
+            return (*reading, (1, self._release_foreign))
+        return (*reading, *mine, *(running if self._caller.role is Role.USER else ((6, self._report_queue),)))
 
     def _any_claim(self) -> str | None:
         return self._chance.choice(list(self._stage.ledger.claims)) if self._stage.ledger.claims else None
@@ -255,7 +257,7 @@ class SimulatedClient:
         wait_s = self._chance.choice((0.0, 0.0, 2.0, 20.0))
         until = self._chance.choice(("GRANTED", "READY"))
 
-        async def ask(body: ClaimSpec, key: str) -> None:
+        async def request(body: ClaimSpec, key: str) -> None:
             began_s = self._stage.loop.time()
             view = await self._crowd.ask(
                 self._who,
@@ -264,26 +266,26 @@ class SimulatedClient:
                     self._caller, body, name=name, owner=owner, key=key, wait_s=wait_s, until=until
                 ),
             )
-            claim = self._crowd.shown(view.claim)
-            self._crowd.keyed(self._caller.subject, key, repr((body, name, owner)), claim.id)
+            claim = self._crowd.check_shown(view.claim)
+            self._crowd.check_keyed(self._caller.subject, key, repr((body, name, owner)), claim.id)
             if claim.subject != self._caller.subject:
-                self._stage.story.breaks(5, f"{self._who} asked and was given {claim}")
+                self._stage.story.break_law(5, f"{self._who} asked and was given {claim}")
             early = self._stage.loop.time() - began_s < wait_s - 1e-6
-            if early and claim.state not in WAIT_TARGETS[until] and not claim.ended:
-                self._stage.story.breaks(8, f"{self._who} would wait {wait_s} s for {until}, was told {claim.state}")
+            if early and claim.state not in WAIT_TARGETS[until] and not claim.is_ended:
+                self._stage.story.break_law(8, f"{self._who} would wait {wait_s} s for {until}, was told {claim.state}")
             self._claims.append(claim.id)
             if claim.spec.lease_s is not None:
                 self._leased.append(claim.id)
 
-        await self._insist(ask, spec, replace(spec, priority=spec.priority + 1))
+        await self._ask_with_key(request, spec, replace(spec, priority=spec.priority + 1))
 
-    async def _insist(self, ask: Callable[[T, str], Awaitable[None]], body: T, other: T) -> None:
+    async def _ask_with_key(self, request: Callable[[T, str], Awaitable[None]], body: T, other: T) -> None:
         """Retry until a response comes, with one key; now and then with another body, which must be refused."""
         self._crowd.keys += 1
         key = f"key-{self._crowd.keys}"
         for _ in range(TRIES_MAX):
             try:
-                await ask(body, key)
+                await request(body, key)
                 if self._chance.random() < 0.9:
                     return
             except NoAnswerError:
@@ -292,8 +294,8 @@ class SimulatedClient:
                 if error.code not in AWAY:
                     raise
                 await asyncio.sleep(self._chance.uniform(0, 2))
-            if self._stage.odds.strikes("other_body") is not None:
-                self._stage.story.fault("other_body", f"{self._who} {key}")
+            if self._stage.odds.draw_fault("other_body") is not None:
+                self._stage.story.add_fault("other_body", f"{self._who} {key}")
                 body, other = other, body
 
     def _spec(self) -> ClaimSpec:
@@ -338,7 +340,9 @@ class SimulatedClient:
         return self._chance.choice(small if self._chance.random() < 0.7 else sizes)
 
     def _gcds(self, pool: Pool, size: int) -> int:
-        able = [gcds for gcds in (1, 2, 4, 8) if size % gcds == 0 and pool.topology.why_not(size, gcds) is None]
+        able = [
+            gcds for gcds in (1, 2, 4, 8) if size % gcds == 0 and pool.topology.ineligible_reason(size, gcds) is None
+        ]
         return self._chance.choice(able) if able else 1
 
     async def _release(self) -> None:
@@ -349,13 +353,13 @@ class SimulatedClient:
         view = await self._crowd.ask(
             self._who, f"release {ident}", lambda c: c.release_claim(self._caller, ident, wait_s=wait_s)
         )
-        claim = self._crowd.shown(view.claim)
-        if not claim.ended and claim.state not in (ClaimState.RELEASING, ClaimState.YIELDING):
-            self._stage.story.breaks(2, f"{ident} was released and is {claim.state}")
+        claim = self._crowd.check_shown(view.claim)
+        if not claim.is_ended and claim.state not in (ClaimState.RELEASING, ClaimState.YIELDING):
+            self._stage.story.break_law(2, f"{ident} was released and is {claim.state}")
         if ident in self._claims:
             self._claims.remove(ident)
 
-    async def _meddle(self) -> None:
+    async def _release_foreign(self) -> None:
         """Try to release another client's claim."""
         ident = self._any_claim()
         if ident is None:
@@ -369,7 +373,7 @@ class SimulatedClient:
             if error.code in ("owner.denied", "claim.unknown", "store.unavailable", "store.turned_back"):
                 return
             raise
-        self._stage.story.breaks(10, f"{self._who} released {ident} of {claim.subject}")
+        self._stage.story.break_law(10, f"{self._who} released {ident} of {claim.subject}")
 
     async def _adopt(self) -> None:
         """Find own claims whose creation had no response."""
@@ -379,7 +383,7 @@ class SimulatedClient:
             self._who, "list", lambda c: c.list_claims(PageQuery(50), states=states, owner_prefix=prefix)
         )
         for view in views:
-            claim = self._crowd.shown(view.claim)
+            claim = self._crowd.check_shown(view.claim)
             if claim.subject == self._caller.subject and claim.id not in self._claims:
                 self._claims.append(claim.id)
 
@@ -400,20 +404,20 @@ class SimulatedClient:
             return
         wait_s = self._chance.choice((0.0, 5.0))
         view = await self._crowd.ask(self._who, f"get {ident}", lambda c: c.get_claim(ident, wait_s=wait_s))
-        self._crowd.shown(view.claim)
+        self._crowd.check_shown(view.claim)
 
     async def _explain(self) -> None:
         ident = self._any_claim()
         if ident is None:
             return
-        told = await self._crowd.ask(self._who, f"explain {ident}", lambda c: c.explain_claim(ident))
-        if not told.summary or (told.claim.state is ClaimState.PENDING and not told.reasons):
-            self._stage.story.breaks(8, f"nothing explains {ident}: {told}")
+        explanation = await self._crowd.ask(self._who, f"explain {ident}", lambda c: c.explain_claim(ident))
+        if not explanation.summary or (explanation.claim.state is ClaimState.PENDING and not explanation.reasons):
+            self._stage.story.break_law(8, f"nothing explains {ident}: {explanation}")
 
     async def _binding(self) -> None:
         ident = self._own(self._claims)
         if ident is not None:
-            await self._crowd.ask(self._who, f"binding {ident}", lambda c: c.claim_binding(self._caller, ident))
+            await self._crowd.ask(self._who, f"binding {ident}", lambda c: c.get_binding(self._caller, ident))
 
     async def _reset(self) -> None:
         ident = self._own(self._claims)
@@ -426,10 +430,12 @@ class SimulatedClient:
         """Report a checkpoint of an own job."""
         ident = self._own(self._claims)
         if ident is not None:
-            view = await self._crowd.ask(self._who, f"saved {ident}", lambda c: c.checkpoint(self._caller, ident))
-            self._crowd.shown(view.claim)
+            view = await self._crowd.ask(
+                self._who, f"saved {ident}", lambda c: c.record_checkpoint(self._caller, ident)
+            )
+            self._crowd.check_shown(view.claim)
 
-    async def _heed(self) -> None:
+    async def _yield_when_asked(self) -> None:
         """Yield own claims that were asked to: most at once, some late, some never."""
         ledger, now = self._stage.ledger, self._stage.wall.now()
         held = {run.claim for run in ledger.runs.values()}
@@ -439,15 +445,17 @@ class SimulatedClient:
                 continue
             drawn = self._chance.random()
             late = add_seconds(claim.asked_until, self._chance.uniform(0, LATE_S_MAX))
-            temper = None if drawn < self.deaf_of else late if drawn < self.deaf_of + LATE_OF else now
-            when = self._crowd.tempers.setdefault((claim.id, claim.attempt), temper)
+            temper = (
+                None if drawn < self.ignore_yield_ratio else late if drawn < self.ignore_yield_ratio + LATE_OF else now
+            )
+            when = self._crowd.yield_times.setdefault((claim.id, claim.attempt), temper)
             if when is not None and when <= now:
                 await self._yield(claim.id)
 
     async def _yield(self, ident: ClaimId) -> None:
-        self._stage.given_back.add(ident)
+        self._stage.yielded_claims.add(ident)
         view = await self._crowd.ask(self._who, f"yield {ident}", lambda c: c.yield_claim(self._caller, ident, "saved"))
-        self._crowd.shown(view.claim)
+        self._crowd.check_shown(view.claim)
 
     def _own(self, idents: list[str]) -> str | None:
         del idents[:-20]
@@ -477,19 +485,19 @@ class SimulatedClient:
             if self._chance.random() < WITHIN_OF:
                 within = self._own(self._claims)
 
-        async def ask(body: JobSpec, key: str) -> None:
+        async def request(body: JobSpec, key: str) -> None:
             view = await self._crowd.ask(
                 self._who,
                 f"run {body.accelerators.size} {body.accelerators.kind} on {engine} within {within} key {key}",
-                lambda c: c.runs.create(self._caller, body, engine=engine, within=within, key=key),
+                lambda c: c.runs.create_run(self._caller, body, engine=engine, within=within, key=key),
             )
-            self._crowd.keyed(self._caller.subject, key, repr((body, within)), view.run.id)
+            self._crowd.check_keyed(self._caller.subject, key, repr((body, within)), view.run.id)
             self._shown(view.run)
             self._runs.append(view.run.id)
             if body.lease_s is not None and view.run.claim is not None and within is None:
                 self._leased.append(view.run.claim)
 
-        await self._insist(ask, job, replace(job, priority=job.priority + 1))
+        await self._ask_with_key(request, job, replace(job, priority=job.priority + 1))
 
     def _of_appliance(self, job: JobSpec, pool: Pool) -> JobSpec:
         """The same job as a compile or an execute job of one of the client's workflows."""
@@ -516,7 +524,7 @@ class SimulatedClient:
         if ident is not None:
             change = {self._chance.choice(("model", "why")): self._chance.choice((None, *NAMES))}
             view = await self._crowd.ask(
-                self._who, f"label {ident} {change}", lambda c: c.runs.label(self._caller, ident, change)
+                self._who, f"label {ident} {change}", lambda c: c.runs.label_run(self._caller, ident, change)
             )
             self._shown(view.run)
 
@@ -525,15 +533,17 @@ class SimulatedClient:
         if ident is not None:
             priority = self._chance.choice((-50, -199, -299, -399))
             view = await self._crowd.ask(
-                self._who, f"prioritise {ident} {priority}", lambda c: c.runs.prioritise(self._caller, ident, priority)
+                self._who,
+                f"prioritise {ident} {priority}",
+                lambda c: c.runs.set_run_priority(self._caller, ident, priority),
             )
             self._shown(view.run)
 
     def _shown(self, run: Run) -> None:
         ledger = self._stage.ledger
         saved = ledger.runs.get(run.id) or ledger.ended_runs.get(run.id)
-        if (saved is None or saved.version < run.version) and not ledger.was(run.id, run.version):
-            self._stage.story.breaks(3, f"shown was {run}, saved is {saved}")
+        if (saved is None or saved.version < run.version) and not ledger.was_saved_before_rewind(run.id, run.version):
+            self._stage.story.break_law(3, f"shown was {run}, saved is {saved}")
 
     async def _cancel(self) -> None:
         ident = self._own(self._runs)
@@ -541,7 +551,7 @@ class SimulatedClient:
             return
         wait_s = self._chance.choice((0.0, 20.0))
         view = await self._crowd.ask(
-            self._who, f"cancel {ident}", lambda c: c.runs.cancel(self._caller, ident, wait_s=wait_s)
+            self._who, f"cancel {ident}", lambda c: c.runs.cancel_run(self._caller, ident, wait_s=wait_s)
         )
         self._shown(view.run)
 
@@ -550,12 +560,12 @@ class SimulatedClient:
         if ident is None:
             return
         wait_s = self._chance.choice((0.0, 20.0))
-        view = await self._crowd.ask(self._who, f"get {ident}", lambda c: c.runs.get(ident, wait_s=wait_s))
+        view = await self._crowd.ask(self._who, f"get {ident}", lambda c: c.runs.get_run(ident, wait_s=wait_s))
         self._shown(view.run)
 
     # -- other schedulers' agents ------------------------------------------------------------------------------------
 
-    async def _tell_queue(self) -> None:
+    async def _report_queue(self) -> None:
         """Report its own queue; the owners are those that it also claims for."""
         pool = self._chance.choice(self._stage.pools)
         numbers = self._chance.sample(range(99), self._chance.choice((0, 1, 2, 8)))
@@ -571,25 +581,27 @@ class SimulatedClient:
         view = await self._crowd.ask(
             self._who,
             f"tell of {len(jobs)} {pool.kind}",
-            lambda c: c.queues.tell(self._caller, "slurm/alpha", pool.kind, jobs, believed_s, instance=instance),
+            lambda c: c.queues.report_queue(
+                self._caller, "slurm/alpha", pool.kind, jobs, believed_s, instance=instance
+            ),
         )
         if not all(job.reason.message for job in view.jobs):
-            self._stage.story.breaks(8, f"nothing explains {view.jobs}")
+            self._stage.story.break_law(8, f"nothing explains {view.jobs}")
 
     # -- admins and onlookers ----------------------------------------------------------------------------------------
 
-    async def _look(self) -> None:
+    async def _list_something(self) -> None:
         what = self._chance.randrange(6 if self._stage.sharing.projects else 5)
         if what == 0:
             await self._crowd.ask(self._who, "list claims", lambda c: c.list_claims(PageQuery(20)))
         elif what == 1:
-            await self._crowd.ask(self._who, "list runs", lambda c: c.runs.list(PageQuery(20)))
+            await self._crowd.ask(self._who, "list runs", lambda c: c.runs.list_runs(PageQuery(20)))
         elif what == 2:
             after = Seq(max(0, self._stage.ledger.seq - 20))
             rows = await self._crowd.ask(self._who, "list events", lambda c: c.list_events(after, 20))
             numbers = [after, *(row.seq for row in rows)]
             if not all(map(self._stage.ledger.follows, numbers[1:], numbers)):
-                self._stage.story.breaks(9, f"events after {after} are {[row.seq for row in rows]}")
+                self._stage.story.break_law(9, f"events after {after} are {[row.seq for row in rows]}")
         elif what == 3:
             await self._crowd.ask(self._who, "list devices", _list_devices)
         elif what == 4:
@@ -616,15 +628,17 @@ class SimulatedClient:
         if self._chance.random() < 0.05:
             version = self._chance.choice((None, 1))
         said = f"set project {name} v{version} {' '.join(f'{s.pool}:{s.blocks}' for s in project.shares)}"
-        saved = await self._crowd.ask(self._who, said, lambda c: c.projects.set(self._caller, project, version))
+        saved = await self._crowd.ask(self._who, said, lambda c: c.projects.set_project(self._caller, project, version))
         if replace(saved, version=1) != project:
-            self._stage.story.breaks(2, f"project {project} was asked for, and {saved} was made")
+            self._stage.story.break_law(2, f"project {project} was asked for, and {saved} was made")
 
     async def _delete_project(self) -> None:
         known = sorted(self._stage.ledger.projects)
         if known:
             name = self._chance.choice(known)
-            await self._crowd.ask(self._who, f"delete project {name}", lambda c: c.projects.delete(self._caller, name))
+            await self._crowd.ask(
+                self._who, f"delete project {name}", lambda c: c.projects.delete_project(self._caller, name)
+            )
 
     async def _resume(self) -> None:
         out = [one.id for one in self._stage.ledger.devices.values() if one.state is not DeviceState.IN_SERVICE]
@@ -634,7 +648,7 @@ class SimulatedClient:
 
 
 async def _list_quotas(controller: Controller) -> object:
-    return [*controller.projects.all(), *controller.projects.quotas()]
+    return [*controller.projects.list_projects(), *controller.projects.list_quotas()]
 
 
 async def _list_devices(controller: Controller) -> object:

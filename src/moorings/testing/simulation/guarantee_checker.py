@@ -13,20 +13,26 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from moorings.controller.turns import TurnOutcome
-from moorings.core.claims import LEAVING, Claim, ClaimId, ClaimState, QueueMode
-from moorings.core.devices import PoolName
-from moorings.core.events import Event
-from moorings.core.fleet import Fleet, PoolState
-from moorings.core.instants import SECOND, Timestamp, add_seconds
-from moorings.core.lines import USER_OWNER_PREFIX
-from moorings.core.policy import Policy
-from moorings.core.projects import DEFAULT_PROJECT, Project, guaranteed_blocks_in, guaranteed_device_count, parent_of
-from moorings.core.topology import AnySubset, Block, Catalogue, Pool, Topology
+from moorings.controller.turn import TurnOutcome
+from moorings.core.model.access import USER_OWNER_PREFIX
+from moorings.core.model.claims import LEAVING, Claim, ClaimId, ClaimState, QueueMode
+from moorings.core.model.devices import PoolName
+from moorings.core.model.events import Event
+from moorings.core.model.policy import Policy
+from moorings.core.model.projects import (
+    DEFAULT_PROJECT,
+    Project,
+    guaranteed_blocks_in,
+    guaranteed_device_count,
+    parent_of,
+)
+from moorings.core.model.timestamps import SECOND, Timestamp, add_seconds
+from moorings.core.model.topology import AnySubset, Block, Catalogue, Pool, Topology
+from moorings.core.placement.fleet import Fleet, PoolState
 from moorings.ports.store import Changes
-from moorings.testing.simulation.ledger import CommittedState
-from moorings.testing.simulation.story import EpisodeLog
-from moorings.testing.simulation.virtual import SteadyClock, WallClock
+from moorings.testing.simulation.committed_state import CommittedState
+from moorings.testing.simulation.episode_log import EpisodeLog
+from moorings.testing.simulation.virtual_time import SteadyClock, WallClock
 from moorings.workloads.runs import RunId
 
 SLACK_S = 15.0  # for slow hardware, and a controller that takes time
@@ -51,14 +57,14 @@ class _GuaranteeState:
     Attributes:
         unbound: unused guaranteed blocks: how many, by owner and size.
         firm: devices that a block bound later cannot use.
-        astray: claims in a block of no project of theirs.
-        sound: whether all unbound blocks fit beside the firm devices.
+        uncovered_claims: claims in a block of no project of theirs.
+        is_feasible: whether all unbound blocks fit beside the firm devices.
     """
 
     unbound: Counter[tuple[str, int]]
     firm: set[int]
-    astray: set[ClaimId]
-    sound: bool
+    uncovered_claims: set[ClaimId]
+    is_feasible: bool
 
 
 @dataclass(slots=True)
@@ -78,7 +84,7 @@ class GuaranteeChecker:
         ledger: the contents of the database.
         pools: the pools.
         policy: the minimum runtime and the time to yield of borrowers.
-        clock: one that nobody sets.
+        clock: without jumps.
         wall: the controllers'.
 
     Attributes:
@@ -108,7 +114,7 @@ class GuaranteeChecker:
         self._since: dict[tuple[ClaimId, PoolName], Timestamp] = {}
         self.moved: set[ClaimId] = set()  # claims ever asked to move
 
-    def disturbed(self, kind: str, what: str) -> None:
+    def on_fault(self, kind: str, what: str) -> None:
         """A fault occurs: it excuses delays."""
         if kind in HARMLESS_FAULTS:
             return
@@ -118,50 +124,52 @@ class GuaranteeChecker:
         for name in named or self._pools:
             self._calm_from[name] = max(self._calm_from[name], until)
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """The database was turned back: earlier observations no longer count."""
         self._seen = {name: _PreviousTurn() for name in self._pools}
         self._since.clear()
 
     # -- what is saved -----------------------------------------------------------------------------------------------
 
-    def committed(self, changes: Changes) -> None:
+    def on_commit(self, changes: Changes) -> None:
         """Only a claim that may be asked is asked; none yields before its job has stopped, or its holder reports it."""
         claims = {claim.id: claim for claim, _ in changes.claims}
         for event in changes.events:
             claim = claims.get(ClaimId(event.claim or ""))
             if claim is not None and event.name == "claim.reclaiming":
-                self._asked(event, claim, anew=bool(changes.projects or changes.projects_removed))
+                self._check_reclaim(event, claim, reconfigured=bool(changes.projects or changes.projects_removed))
             elif claim is not None and event.name == "claim.yielding":
-                self._gave(event, claim)
+                self._check_yield(event, claim)
         if changes.projects:
             self._feasible()
 
-    def _asked(self, event: Event, claim: Claim, *, anew: bool) -> None:
-        self._story.reach("asked to move" if claim.kept is not None else "asked to yield")
+    def _check_reclaim(self, event: Event, claim: Claim, *, reconfigured: bool) -> None:
+        self._story.count("asked to move" if claim.kept is not None else "asked to yield")
         if claim.kept is not None:
             self.moved.add(claim.id)
             if not claim.spec.checkpoint.resumable or claim.owner.startswith(USER_OWNER_PREFIX):
-                self._story.breaks(3, f"claim {claim.id} was asked to move, and cannot go on from a checkpoint")
+                self._story.break_law(3, f"claim {claim.id} was asked to move, and cannot go on from a checkpoint")
             return
         if not claim.spec.preemptible:
-            self._story.breaks(3, f"claim {claim.id} was asked to yield, and did not agree to that")
+            self._story.break_law(3, f"claim {claim.id} was asked to yield, and did not agree to that")
         if claim.ready_at is None or event.at < add_seconds(claim.ready_at, self._policy.min_run_s):
-            self._story.breaks(6, f"claim {claim.id} was asked at {event.at}, and was ready at {claim.ready_at}")
+            self._story.break_law(6, f"claim {claim.id} was asked at {event.at}, and was ready at {claim.ready_at}")
         by = next(
             (self._ledger.claims.get(ClaimId(one)) for one in (claim.reason.blockers if claim.reason else ())), None
         )
-        if by is None or claim.pool is None or anew:
+        if by is None or claim.pool is None or reconfigured:
             return
         if not self._is_guaranteed_where(claim, by, claim.pool):
-            self._story.breaks(6, f"claim {claim.id} was asked to yield to {by.id}, which is guaranteed nothing there")
+            self._story.break_law(
+                6, f"claim {claim.id} was asked to yield to {by.id}, which is guaranteed nothing there"
+            )
         astray = claim.id in self._seen[claim.pool].astray
         if (
             claim.cell is not None
             and not astray
             and not (self._policy.preempt and by.spec.priority > claim.spec.priority)
         ):
-            self._story.breaks(6, f"claim {claim.id} is within its guarantee and was asked to yield to {by.id}")
+            self._story.break_law(6, f"claim {claim.id} is within its guarantee and was asked to yield to {by.id}")
 
     def _is_guaranteed_where(self, claim: Claim, by: Claim, pool: PoolName) -> bool:
         """Whether the claim that makes another yield has a guarantee in its pool: in any, if a limit is above both."""
@@ -170,7 +178,7 @@ class GuaranteeChecker:
         cells = [self._own_cells(self._pools[name]) for name in (self._pools if limited else (pool,))]
         return any(own.get(name) for own in cells for name in lineage)
 
-    def _gave(self, event: Event, claim: Claim) -> None:
+    def _check_yield(self, event: Event, claim: Claim) -> None:
         known = (*self._ledger.runs.values(), *self._ledger.ended_runs.values())
         runs = [run for run in known if run.claim == claim.id]
         in_time = (
@@ -180,19 +188,19 @@ class GuaranteeChecker:
         )
         for run in runs:
             if self.alive(run.id):
-                self._story.breaks(3, f"claim {claim.id} gives back its partition, and run {run.id} is alive on it")
+                self._story.break_law(3, f"claim {claim.id} gives back its partition, and run {run.id} is alive on it")
         if not runs and claim.id not in self.given_back and not in_time:
-            self._story.breaks(3, f"claim {claim.id} was taken its partition; its holder has not yielded")
+            self._story.break_law(3, f"claim {claim.id} was taken its partition; its holder has not yielded")
         self.given_back.discard(claim.id)
 
     def _feasible(self) -> None:
         """Guarantees fit: parts into their project, all together into the pool."""
         for name in self._ledger.projects:
             if parent_of(name) and parent_of(name) not in self._ledger.projects:
-                self._story.breaks(6, f"project {name} is part of none")
+                self._story.break_law(6, f"project {name} is part of none")
         for pool in self._pools.values():
             if self._own_cells(pool) is None or not _fit(pool.topology, set(), self._promised(pool, "")):
-                self._story.breaks(6, f"the guarantees in pool {pool.name} do not fit: {self._ledger.projects}")
+                self._story.break_law(6, f"the guarantees in pool {pool.name} do not fit: {self._ledger.projects}")
 
     # -- what projects have ------------------------------------------------------------------------------------------
 
@@ -203,7 +211,7 @@ class GuaranteeChecker:
             found += [name] if name in self._ledger.projects else []
         return found
 
-    def _home(self, claim: Claim) -> str:
+    def _resolve_project(self, claim: Claim) -> str:
         """The project of a claim; a reported job names it as its own scheduler does."""
         named = claim.spec.project
         if claim.state is ClaimState.PENDING:
@@ -216,7 +224,7 @@ class GuaranteeChecker:
         """Whether the other claim is surely served later: by priority, or as another of the same project."""
         if other.spec.priority != claim.spec.priority:
             return other.spec.priority < claim.spec.priority
-        return self._home(other) == self._home(claim) and other.order > claim.order
+        return self._resolve_project(other) == self._resolve_project(claim) and other.queue_key > claim.queue_key
 
     def _promised(self, pool: Pool, parent: str) -> list[int]:
         """The guaranteed blocks of the projects directly below one."""
@@ -235,7 +243,7 @@ class GuaranteeChecker:
             for size in sorted(self._promised(pool, name), reverse=True):
                 able = [one for one in left if one >= size]
                 if not able or (isinstance(pool.topology, Catalogue) and size not in able):
-                    self._story.breaks(6, f"the parts of project {name} are promised more than it is: {size}")
+                    self._story.break_law(6, f"the parts of project {name} are promised more than it is: {size}")
                     return {}
                 whole = min(able)
                 left.remove(whole)
@@ -254,7 +262,7 @@ class GuaranteeChecker:
             if claim.cell is not None:
                 within.setdefault(claim.cell, []).append(claim)
                 if not set(block) <= set(claim.cell) or not pool.topology.is_block(claim.cell):
-                    self._story.breaks(6, f"claim {claim.id} has {block} in {claim.cell} of {pool.name}")
+                    self._story.break_law(6, f"claim {claim.id} has {block} in {claim.cell} of {pool.name}")
         bound: list[Block] = []
         for cell, claims in within.items():
             if isinstance(pool.topology, AnySubset):
@@ -295,11 +303,11 @@ class GuaranteeChecker:
 
     # -- every turn --------------------------------------------------------------------------------------------------
 
-    def decided(self, fleet: Fleet, outcome: TurnOutcome) -> None:
+    def on_decision(self, fleet: Fleet, outcome: TurnOutcome) -> None:
         """The leading controller has decided a turn on the ledger's records."""
-        self._takes_in_time(outcome)
+        self._check_yield_deadlines(outcome)
         if not self._ledger.projects:  # all devices may count as firm: a later guarantee need not fit beside them
-            self.forget()
+            self.reset()
             return
         held = ((self._ledger.claims.get(one.claim), one) for one in self._ledger.partitions.values())
         known = sorted(
@@ -310,10 +318,10 @@ class GuaranteeChecker:
             state = fleet.pools[name]
             tenants = [(claim, one.block) for claim, one in known if one.pool == name]
             estate = self._estate(pool, state, tenants)
-            self._keeps_its_word(pool, state, estate, tenants)
-            self._serves(fleet, pool, state, estate, tenants, everywhere, outcome)
+            self._check_guarantees_fit(pool, state, estate, tenants)
+            self._check_bound(fleet, pool, state, estate, tenants, everywhere, outcome)
 
-    def _takes_in_time(self, outcome: TurnOutcome) -> None:
+    def _check_yield_deadlines(self, outcome: TurnOutcome) -> None:
         """No manual holder keeps its partition beyond its time to yield, unless a job has to be stopped first."""
         now, held = self._wall.now(), {run.claim for run in self._ledger.runs.values()}
         for claim in self._ledger.claims.values():
@@ -325,11 +333,11 @@ class GuaranteeChecker:
                 continue
             after_turn, until = outcome.fleet.claims.get(claim.id, (claim, None))[0], claim.asked_until
             if until is not None and until <= now:
-                self._story.reach("asked by hand, in vain")
+                self._story.count("asked by hand, in vain")
                 if after_turn.state is ClaimState.RECLAIMING:
-                    self._story.breaks(6, f"claim {claim.id} was to yield until {until}; nobody takes it at {now}")
+                    self._story.break_law(6, f"claim {claim.id} was to yield until {until}; nobody takes it at {now}")
 
-    def _keeps_its_word(
+    def _check_guarantees_fit(
         self, pool: Pool, state: PoolState, estate: _GuaranteeState, tenants: Sequence[tuple[Claim, Block]]
     ) -> None:
         """What fitted at the turn before fits now, unless hardware or admins have changed the pool."""
@@ -341,23 +349,23 @@ class GuaranteeChecker:
         )
         seen = self._seen[pool.name]
         if seen.marks == marks and seen.sound:
-            self._story.reach("guarantees hold")
-            if not estate.sound:
-                self._story.breaks(
+            self._story.count("guarantees hold")
+            if not estate.is_feasible:
+                self._story.break_law(
                     6, f"the guarantees {+estate.unbound} do not fit beside {sorted(estate.firm)} of {pool.name}"
                 )
-            if estate.astray - seen.astray:
-                self._story.breaks(
-                    6, f"{sorted(estate.astray - seen.astray)} are in cells of {pool.name} that are no more"
+            if estate.uncovered_claims - seen.astray:
+                self._story.break_law(
+                    6, f"{sorted(estate.uncovered_claims - seen.astray)} are in cells of {pool.name} that are no more"
                 )
         # A block that is returned with a broken device inside, or a job whose partition is lost, is owed again, and
         # those devices are gone.
         lost = {index for claim, block in tenants if claim.state is ClaimState.LOST for index in block}
         gone = _out(state) | lost
         whole = not any(claim.cell is not None and not gone.isdisjoint(claim.cell) for claim, _ in tenants)
-        self._seen[pool.name] = _PreviousTurn(marks, estate.sound and whole, estate.astray)
+        self._seen[pool.name] = _PreviousTurn(marks, estate.is_feasible and whole, estate.uncovered_claims)
 
-    def _serves(
+    def _check_bound(
         self,
         fleet: Fleet,
         pool: Pool,
@@ -369,11 +377,16 @@ class GuaranteeChecker:
     ) -> None:
         """A claim within a guarantee gets its devices in time; a claim under a limit may have to wait for all pools."""
         now = self._clock.now()
-        calm = estate.sound and not _out(state) and not state.problem and not self._held_up((pool.name,), tenants)
+        calm = (
+            estate.is_feasible
+            and not _out(state)
+            and not state.unreachable_reason
+            and not self._held_up((pool.name,), tenants)
+        )
         calm_everywhere = calm and not self._held_up(self._pools, everywhere)
         waiting = [claim for claim in self._ledger.claims.values() if claim.state is ClaimState.PENDING]
-        waiting += [claim for told in fleet.announced.values() for claim in told.claims()]
-        bound_s = self._policy.bound_s + SLACK_S
+        waiting += [claim for report in fleet.queue_reports.values() for claim in report.to_claims()]
+        bound_s = self._policy.guarantee_bound_s + SLACK_S
         for claim in waiting if calm else ():
             key = (claim.id, pool.name)
             after_turn = outcome.fleet.claims.get(claim.id, (claim, None))[0]
@@ -383,14 +396,16 @@ class GuaranteeChecker:
                 self._since.pop(key, None)
                 continue
             began = self._since.setdefault(key, now)
-            self._story.reach("within its guarantee, waits")
+            self._story.count("within its guarantee, waits")
             calm_from = max(self._calm_from.values()) if limited else self._calm_from[pool.name]
             waited_s = (now - max(began, calm_from)) / SECOND
             if waited_s > 1.0:
-                self._story.reach(f"within its guarantee, waits in calm{' under a limit' if limited else ''}")
+                self._story.count(f"within its guarantee, waits in calm{' under a limit' if limited else ''}")
             if waited_s > bound_s:
-                told = f"{waited_s:.1f} s, where {bound_s:g} s are the most; {+estate.unbound}, {sorted(estate.firm)}"
-                self._story.breaks(6, f"claim {claim.id} is within its guarantee in {pool.name} and waits for {told}")
+                report = f"{waited_s:.1f} s, where {bound_s:g} s are the most; {+estate.unbound}, {sorted(estate.firm)}"
+                self._story.break_law(
+                    6, f"claim {claim.id} is within its guarantee in {pool.name} and waits for {report}"
+                )
         still = {claim.id for claim in waiting} if calm else set()
         for key in [key for key in self._since if key[1] == pool.name and key[0] not in still]:
             del self._since[key]
@@ -432,7 +447,7 @@ class GuaranteeChecker:
             return False
         if spec.kind != pool.kind or spec.pool not in (None, pool.name) or not spec.size or spec.resources:
             return False
-        if spec.queue is not QueueMode.WAIT or pool.topology.why_not(spec.size, spec.gcds) is not None:
+        if spec.queue is not QueueMode.WAIT or pool.topology.ineligible_reason(spec.size, spec.gcds) is not None:
             return False
         limits = self._limits(claim)
         if any(one.user_devices_max is not None for one in limits):
@@ -449,7 +464,7 @@ class GuaranteeChecker:
     ) -> bool:
         """Whether the nearest of its projects have a block for it beside all claims that may come first there."""
         spec = claim.spec
-        first = [other for other in rivals if not set(near).isdisjoint(self._lineage(self._home(other)))]
+        first = [other for other in rivals if not set(near).isdisjoint(self._lineage(self._resolve_project(other)))]
         if isinstance(pool.topology, AnySubset):
             wanted = spec.size + sum(other.spec.size for other in first)
             return sum(estate.unbound[name, 1] for name in near) >= wanted
@@ -479,7 +494,7 @@ class GuaranteeChecker:
 
 def _out(state: PoolState) -> set[int]:
     """Unavailable devices."""
-    return {*state.out, *(index for block in state.foreign.values() for index in block)}
+    return {*state.out_of_service, *(index for block in state.foreign_blocks.values() for index in block)}
 
 
 def _fit(topology: Topology, taken: set[int], sizes: Iterable[int]) -> bool:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from moorings.core.claims import Claim, ClaimId, PartitionId
-from moorings.core.devices import Device, DeviceState, PoolName
-from moorings.core.partitions import Partition, PartitionState
-from moorings.core.projects import Project, ProjectUsage
+from moorings.core.model.claims import Claim, ClaimId, PartitionId
+from moorings.core.model.devices import Device, DeviceState, PoolName
+from moorings.core.model.partitions import Partition, PartitionState
+from moorings.core.model.projects import Project, ProjectUsage
 from moorings.ports.store import Changes, Epoch, IdempotencyRecord, Seq, StoredState
-from moorings.testing.simulation.story import EpisodeLog
+from moorings.testing.simulation.episode_log import EpisodeLog
 from moorings.workloads.runs import Run, RunId
 
 
@@ -68,26 +68,30 @@ class CommittedState:
         self._again = False
         self._forgotten: dict[str, int] = {}  # of claims and runs, by id: the newest version that is lost
 
-    def led(self, epoch: Epoch) -> None:
+    def begin_epoch(self, epoch: Epoch) -> None:
         """A controller began to lead."""
         if epoch <= self.epoch:
-            self._story.breaks(1, f"epoch {epoch} follows epoch {self.epoch}")
+            self._story.break_law(1, f"epoch {epoch} follows epoch {self.epoch}")
         self._again = epoch <= self.acted
         self.epoch = epoch
 
-    def take(self, epoch: Epoch, changes: Changes, seq: Seq) -> None:
+    def apply_commit(self, epoch: Epoch, changes: Changes, seq: Seq) -> None:
         """A commit of the leader of ``epoch`` was done."""
         if epoch != self.epoch:
-            self._story.breaks(1, f"a controller of epoch {epoch} changed the database after epoch {self.epoch} began")
+            self._story.break_law(
+                1, f"a controller of epoch {epoch} changed the database after epoch {self.epoch} began"
+            )
         if changes.events and seq < self.seq + len(changes.events):
-            self._story.breaks(9, f"{len(changes.events)} events after {self.seq} end with number {seq}")
+            self._story.break_law(9, f"{len(changes.events)} events after {self.seq} end with number {seq}")
         self.seq = seq
         if changes and self._again:
-            self._story.breaks(1, f"a leader of epoch {epoch} saves something, and one of {self.acted} has before it")
+            self._story.break_law(
+                1, f"a leader of epoch {epoch} saves something, and one of {self.acted} has before it"
+            )
         self.acted = max(self.acted, epoch) if changes else self.acted
         for ident, _ in changes.removed:
             if self.partitions.pop(ident, None) is None:
-                self._story.breaks(2, f"partition {ident} was removed and was not there")
+                self._story.break_law(2, f"partition {ident} was removed and was not there")
         for claim, save in changes.claims:
             self._claim(claim, save.expected)
         for partition, save in changes.partitions:
@@ -96,10 +100,10 @@ class CommittedState:
             self._device(device)
         for run, save in changes.runs:
             self._run(run, save.expected)
-        self._pays(changes)
+        self._apply_projects(changes)
         for use in changes.keys:
             if (use.subject, use.key) in self.keys:
-                self._story.breaks(5, f"key {use.key} of {use.subject} was used twice")
+                self._story.break_law(5, f"key {use.key} of {use.subject} was used twice")
             self.keys[use.subject, use.key] = use
         self._reach(changes)
 
@@ -111,17 +115,17 @@ class CommittedState:
     def _claim(self, claim: Claim, expected: int | None) -> None:
         before = self.claims.get(claim.id)
         if claim.id in self.ended_claims or (before.version if before is not None else None) != expected:
-            self._story.breaks(2, f"claim {claim.id} version {claim.version} was saved over {before}")
+            self._story.break_law(2, f"claim {claim.id} version {claim.version} was saved over {before}")
         self.claims.pop(claim.id, None)
-        (self.ended_claims if claim.ended else self.claims)[claim.id] = claim
+        (self.ended_claims if claim.is_ended else self.claims)[claim.id] = claim
 
     def _partition(self, partition: Partition, expected: int | None) -> None:
         before = self.partitions.get(partition.id)
         if (before.version if before is not None else None) != expected:
-            self._story.breaks(2, f"partition {partition.id} version {partition.version} was saved over {before}")
+            self._story.break_law(2, f"partition {partition.id} version {partition.version} was saved over {before}")
         if before is None:
             if partition.id in self.partitions_ever:
-                self._story.breaks(1, f"partition {partition.id} was made a second time")
+                self._story.break_law(1, f"partition {partition.id} was made a second time")
             self._free(partition)
         self.partitions_ever.add(partition.id)
         self.partitions[partition.id] = partition
@@ -129,18 +133,18 @@ class CommittedState:
     def _free(self, new: Partition) -> None:
         for other in self.partitions.values():
             if other.pool == new.pool and other.block.overlaps(new.block):
-                self._story.breaks(1, f"partitions {other.id} and {new.id} both hold devices of {new.block}")
+                self._story.break_law(1, f"partitions {other.id} and {new.id} both hold devices of {new.block}")
 
     def _run(self, run: Run, expected: int | None) -> None:
         before = self.runs.get(run.id)
         if run.id in self.ended_runs:
-            self._story.breaks(3, f"run {run.id} ended as {self.ended_runs[run.id].state} and again as {run.state}")
+            self._story.break_law(3, f"run {run.id} ended as {self.ended_runs[run.id].state} and again as {run.state}")
         if (before.version if before is not None else None) != expected:
-            self._story.breaks(3, f"run {run.id} version {run.version} was saved over {before}")
+            self._story.break_law(3, f"run {run.id} version {run.version} was saved over {before}")
         self.runs.pop(run.id, None)
-        (self.ended_runs if run.ended else self.runs)[run.id] = run
+        (self.ended_runs if run.is_ended else self.runs)[run.id] = run
 
-    def _pays(self, changes: Changes) -> None:
+    def _apply_projects(self, changes: Changes) -> None:
         for project, save in changes.projects:
             self._project(project.name, project, save.expected)
         for name, expected in changes.projects_removed:
@@ -153,25 +157,25 @@ class CommittedState:
     def _project(self, name: str, project: Project | None, expected: int | None) -> None:
         before = self.projects.pop(name, None)
         if (before.version if before is not None else None) != expected:
-            self._story.breaks(2, f"project {name} was saved as {project} over {before}")
+            self._story.break_law(2, f"project {name} was saved as {project} over {before}")
         if project is not None:
             self.projects[name] = project
 
     def _reach(self, changes: Changes) -> None:
         for claim, _ in changes.claims:
-            self._story.reach(f"claim {claim.state}")
+            self._story.count(f"claim {claim.state}")
         for partition, _ in changes.partitions:
-            self._story.reach(f"partition {partition.state}")
+            self._story.count(f"partition {partition.state}")
         for run, _ in changes.runs:
-            self._story.reach(f"run {run.state}")
+            self._story.count(f"run {run.state}")
         for device in changes.devices:
-            self._story.reach(f"device {device.state}")
+            self._story.count(f"device {device.state}")
         for event in changes.events:
-            self._story.reach(f"event {event.name}")
+            self._story.count(f"event {event.name}")
 
     # -- a database that goes back -----------------------------------------------------------------------------------
 
-    def picture(self) -> CommittedSnapshot:
+    def snapshot(self) -> CommittedSnapshot:
         """The present contents of the database."""
         return CommittedSnapshot(
             epoch=self.epoch,
@@ -188,9 +192,9 @@ class CommittedState:
             partitions_ever=set(self.partitions_ever),
         )
 
-    def turn_back(self, to: CommittedSnapshot) -> None:
+    def rewind(self, to: CommittedSnapshot) -> None:
         """Restore the contents of that moment; the makers of lost records may still refer to them."""
-        before = self.picture()
+        before = self.snapshot()
         if (to.seq, to.epoch) != (before.seq, before.epoch):  # else nothing is lost, and the leader continues
             self.before = before
         for claim in (*before.claims.values(), *before.ended_claims.values()):
@@ -207,11 +211,11 @@ class CommittedState:
         }
         self.partitions_ever |= self.ordered
 
-    def finished(self) -> None:
+    def finish_restore(self) -> None:
         """An admin has ended the protection of partitions without a record."""
         self.unknown.clear()
 
-    def rose(self, seq: Seq, epoch: Epoch) -> None:
+    def set_position(self, seq: Seq, epoch: Epoch) -> None:
         """Numbers continue from there."""
         self.seq, self.epoch = seq, epoch
         self.leaps.add(seq + 1)
@@ -220,11 +224,11 @@ class CommittedState:
         """Whether an event may be the next one."""
         return seq == last + 1 or (seq in self.leaps and seq > last)
 
-    def was(self, ident: str, version: int) -> bool:
+    def was_saved_before_rewind(self, ident: str, version: int) -> bool:
         """Whether that version of a claim or a run was saved before the database was turned back."""
         return version <= self._forgotten.get(ident, 0)
 
-    def known_to(self, epoch: Epoch) -> CommittedState | CommittedSnapshot:
+    def state_for(self, epoch: Epoch) -> CommittedState | CommittedSnapshot:
         """The records a leader gave an order on: an earlier leader does not know that they were turned back."""
         return self.before if self.before is not None and epoch <= self.before.epoch else self
 
@@ -238,17 +242,19 @@ class CommittedState:
             ("projects", {project.name: project for project in saved.projects}, self.projects),
             ("usage", {usage.project: usage for usage in saved.usage}, self.usage),
         )
-        for what, rows, told in pairs:
-            if rows != told:
-                self._story.breaks(2, f"the database's {what} are not what was committed: {_difference(rows, told)}")
+        for what, rows, committed in pairs:
+            if rows != committed:
+                self._story.break_law(
+                    2, f"the database's {what} are not what was committed: {_difference(rows, committed)}"
+                )
         if saved.seq != self.seq:
-            self._story.breaks(9, f"the database's last event is {saved.seq}, the last commit's was {self.seq}")
+            self._story.break_law(9, f"the database's last event is {saved.seq}, the last commit's was {self.seq}")
 
 
-def _difference(rows: object, told: object) -> str:
+def _difference(rows: object, committed: object) -> str:
     assert isinstance(rows, dict)
-    assert isinstance(told, dict)
-    for key in (*rows, *told):
-        if rows.get(key) != told.get(key):
-            return f"{key}: {rows.get(key)} there, {told.get(key)} committed"
+    assert isinstance(committed, dict)
+    for key in (*rows, *committed):
+        if rows.get(key) != committed.get(key):
+            return f"{key}: {rows.get(key)} there, {committed.get(key)} committed"
     return ""

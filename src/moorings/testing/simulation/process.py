@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from moorings.core.instants import Timestamp
-from moorings.testing.simulation.odds import FaultPlan
-from moorings.testing.simulation.virtual import VirtualLoop, WallClock
+from moorings.core.model.timestamps import Timestamp
+from moorings.testing.simulation.fault_plan import FaultPlan
+from moorings.testing.simulation.virtual_time import VirtualLoop, WallClock
 
 T = TypeVar("T")
 
@@ -32,13 +32,13 @@ class ControllerInstance:
 
     Attributes:
         name: ``controller-<number>``, for the story.
-        dead: whether it was killed, or ended.
+        is_dead: whether it was killed, or ended.
         ended: set once it is dead.
     """
 
     def __init__(self, number: int, loop: VirtualLoop) -> None:
         self.name = f"controller-{number}"
-        self.dead = False
+        self.is_dead = False
         self.ended: asyncio.Future[None] = loop.create_future()
         self._loop = loop
         self._moving: asyncio.Future[None] | None = None
@@ -51,7 +51,7 @@ class ControllerInstance:
         """A task of this process."""
         return self._loop.create_task(work, context=self.context)
 
-    def adopt(self, task: asyncio.Task[Any]) -> None:
+    def add_task(self, task: asyncio.Task[Any]) -> None:
         """Called for every child task."""
         self._tasks[task] = None
         if len(self._tasks) > self._prune_at:
@@ -59,16 +59,16 @@ class ControllerInstance:
             self._prune_at = 2 * len(self._tasks) + _PRUNE_AT
 
     @property
-    def still(self) -> bool:
+    def is_stopped(self) -> bool:
         """Whether it is stopped."""
         return self._moving is not None
 
     def stop(self) -> None:
         """Stop it (SIGSTOP): sent messages travel on, no new ones are sent and no responses are taken."""
-        if not self.dead and self._moving is None:
+        if not self.is_dead and self._moving is None:
             self._moving = self._loop.create_future()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Continue as if nothing had happened (SIGCONT)."""
         if self._moving is not None:
             moving, self._moving = self._moving, None
@@ -77,30 +77,30 @@ class ControllerInstance:
 
     def kill(self) -> None:
         """Kill it at once."""
-        if self.dead:
+        if self.is_dead:
             return
-        self.dead = True
+        self.is_dead = True
         self.ended.set_result(None)
         if self._moving is not None and not self._moving.done():
             self._moving.cancel()
         for task in list(self._tasks):
             task.cancel()
 
-    async def moves(self) -> None:
+    async def wait_while_stopped(self) -> None:
         """Wait until the process runs.
 
         Raises:
             CancelledError: it is dead.
         """
-        while self._moving is not None and not self.dead:
+        while self._moving is not None and not self.is_dead:
             await asyncio.shield(self._moving)
-        if self.dead:
+        if self.is_dead:
             raise asyncio.CancelledError
 
-    async def waits(self, answer: asyncio.Future[T]) -> T:
+    async def await_answer(self, answer: asyncio.Future[T]) -> T:
         """Wait for a response from outside, and take it when the process runs."""
         result = await answer
-        await self.moves()
+        await self.wait_while_stopped()
         return result
 
 
@@ -115,9 +115,9 @@ class ProcessClock:
         return self._clock.now()
 
     async def sleep(self, seconds: float) -> None:
-        await self._life.moves()
+        await self._life.wait_while_stopped()
         await asyncio.sleep(seconds)
-        await self._life.moves()
+        await self._life.wait_while_stopped()
 
 
 class Threads:
@@ -133,7 +133,7 @@ class Threads:
 
     def __call__(self, executor: Executor | None, call: Callable[[], object], future: asyncio.Future[Any]) -> None:
         life = LIFE.get(None)
-        if life is not None and life.dead:
+        if life is not None and life.is_dead:
             future.cancel()
             return
         work = _Work(self, executor, call, future, life)
@@ -174,9 +174,9 @@ class _Work:
         self.threads.loop.call_later(self.threads.odds.store_s(), then)
 
     def _carry_out(self) -> None:
-        if self.life is not None and self.life.dead:
+        if self.life is not None and self.life.is_dead:
             return
-        if self.life is not None and self.life.still:
+        if self.life is not None and self.life.is_stopped:
             self.threads.loop.call_later(STILL_S, self._carry_out)
             return
         try:
@@ -199,7 +199,7 @@ class _Work:
     @property
     def _heard(self) -> bool:
         """Whether a caller still waits for the result."""
-        return not self.future.done() and not (self.life is not None and self.life.dead)
+        return not self.future.done() and not (self.life is not None and self.life.is_dead)
 
 
 def adopting(
@@ -215,10 +215,10 @@ def adopting(
         CancelledError: its process is dead.
     """
     life = context.get(LIFE) if context is not None else LIFE.get(None)
-    if life is not None and life.dead:
+    if life is not None and life.is_dead:
         work.close()
         raise asyncio.CancelledError
     task = asyncio.Task(work, loop=loop, context=context)
     if life is not None:
-        life.adopt(task)
+        life.add_task(task)
     return task

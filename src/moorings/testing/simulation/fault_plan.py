@@ -97,8 +97,8 @@ class FaultPlan:
         kinds: the kinds that may occur in this episode.
         calm: no fault occurs any more.
         rush: whether all projects request their guarantees at once.
-        apart: the randomness of ``strikes_apart``, so that such a call does not change other seeds.
-        goes_back: whether the database may be turned back.
+        apart: the randomness of ``draw_separate_fault``, so that such a call does not change other seeds.
+        has_rewinds: whether the database may be turned back.
     """
 
     def __init__(self, seed: int, only: Collection[str] | None = None) -> None:
@@ -110,14 +110,14 @@ class FaultPlan:
         drawn = {kind for kind in KINDS if kind not in SEPARATE_FAULTS and self.chance.random() < share}
         drawn |= {kind for kind, at in SEPARATE_FAULTS.items() if seed % APART_EVERY == at}  # not drawn, likewise
         self.kinds = frozenset(drawn if only is None else only)
-        self.goes_back = "store_back" in self.kinds
+        self.has_rewinds = "store_back" in self.kinds
         self.calm = False
         self._intensity = self.chance.choice((0.5, 1.0, 2.0))
         self._store = Latency(self.chance.choice((0.0005, 0.003, 0.02)), 0.5)
         self._driver = Latency(self.chance.choice((0.002, 0.02, 0.1)), self.chance.choice((0.5, 5.0)))
         self._engine = Latency(self.chance.choice((0.002, 0.02)), 2.0)
 
-    def strikes(self, *kinds: str) -> str | None:
+    def draw_fault(self, *kinds: str) -> str | None:
         """The fault of this call, or None."""
         drawn = self.chance.random()
         if self.calm:
@@ -129,11 +129,11 @@ class FaultPlan:
                     return kind
         return None
 
-    def strikes_apart(self, kind: str) -> bool:
+    def draw_separate_fault(self, kind: str) -> bool:
         """Whether a fault of ``SEPARATE_FAULTS`` occurs in this call."""
         return kind in self.kinds and not self.calm and self.apart.random() < CALL_FAULT_RATES[kind]
 
-    def pause_s(self, kind: str) -> float:
+    def next_fault_s(self, kind: str) -> float:
         """Virtual seconds until the next fault of that kind."""
         return self.chance.expovariate(self._intensity / FAULT_INTERVALS_S[kind])
 

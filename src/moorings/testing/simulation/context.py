@@ -8,19 +8,19 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from moorings.core.claims import ClaimId
-from moorings.core.devices import PoolName
-from moorings.core.topology import Pool
+from moorings.core.model.claims import ClaimId
+from moorings.core.model.devices import PoolName
+from moorings.core.model.topology import Pool
 from moorings.drivers.simulated.driver import SimulatedDriver
 from moorings.ports.store import Store
+from moorings.testing.simulation.committed_state import CommittedState
 from moorings.testing.simulation.engine import SimulatedCluster
-from moorings.testing.simulation.ledger import CommittedState
-from moorings.testing.simulation.odds import FaultPlan
+from moorings.testing.simulation.episode_log import EpisodeLog
+from moorings.testing.simulation.fault_plan import FaultPlan
+from moorings.testing.simulation.rewind import RewindableDatabase
 from moorings.testing.simulation.scheduler import SimulatedScheduler
 from moorings.testing.simulation.sharing import Sharing
-from moorings.testing.simulation.story import EpisodeLog
-from moorings.testing.simulation.turning import RewindableDatabase
-from moorings.testing.simulation.virtual import SeededIds, SteadyClock, VirtualLoop, WallClock
+from moorings.testing.simulation.virtual_time import SeededIds, SteadyClock, VirtualLoop, WallClock
 
 
 @dataclass
@@ -35,8 +35,8 @@ class SimulationContext:
         scheduler: those with a queue of their own.
         engine_away: whether the engines are unreachable now.
         sharing: its policy, and whether it has projects.
-        given_back: claims whose holders have begun to report that they yield.
-        past: the state beside a database that is turned back; None: it never is here.
+        yielded_claims: claims whose holders have begun to report that they yield.
+        rewinds: the state beside a database that is turned back; None: it never is here.
     """
 
     loop: VirtualLoop
@@ -53,14 +53,14 @@ class SimulationContext:
     ids: SeededIds
     installation: str
     sharing: Sharing
-    given_back: set[ClaimId]
-    past: RewindableDatabase | None
+    yielded_claims: set[ClaimId]
+    rewinds: RewindableDatabase | None
     store_away: bool = False
     engine_away: bool = False
     outside: contextvars.Context = field(default_factory=contextvars.copy_context)
     _under_way: set[asyncio.Task[None]] = field(default_factory=set)
 
-    def send(self, message: Coroutine[Any, Any, None]) -> None:
+    def send_message(self, message: Coroutine[Any, Any, None]) -> None:
         """Send a message: it belongs to no controller, and survives its sender."""
         task = self.loop.create_task(message, context=self.outside)
         self._under_way.add(task)

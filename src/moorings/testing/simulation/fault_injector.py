@@ -11,12 +11,12 @@ import random
 from collections.abc import Callable
 from typing import Protocol
 
-from moorings.core.instants import add_seconds
-from moorings.core.topology import Block, Pool
+from moorings.core.model.timestamps import add_seconds
+from moorings.core.model.topology import Block, Pool
 from moorings.drivers.simulated.faults import Fault, FaultKind, VendorCall
-from moorings.testing.simulation.odds import FAULT_INTERVALS_S
-from moorings.testing.simulation.stage import SimulationContext
-from moorings.testing.simulation.witness import InvariantChecker
+from moorings.testing.simulation.context import SimulationContext
+from moorings.testing.simulation.fault_plan import FAULT_INTERVALS_S
+from moorings.testing.simulation.invariant_checker import InvariantChecker
 from moorings.workloads.runs import EndReason
 
 OUTAGE_S_MAX = 20.0
@@ -73,13 +73,13 @@ class FaultInjector:
             "record_damaged": lambda: self._end_one(EndReason.LOST, "its record is damaged"),
         }
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Start every kind that is enabled in this episode."""
         for kind in FAULT_INTERVALS_S:
             if kind in self._stage.odds.kinds:
                 self._tasks.append(self._stage.loop.create_task(self._go_on(kind), name=kind))
 
-    def calm(self) -> None:
+    def stop(self) -> None:
         """Inject no more faults, and repair the lasting ones."""
         for task in self._tasks:
             task.cancel()
@@ -90,7 +90,7 @@ class FaultInjector:
 
     async def _go_on(self, kind: str) -> None:
         while True:
-            await asyncio.sleep(self._stage.odds.pause_s(kind))
+            await asyncio.sleep(self._stage.odds.next_fault_s(kind))
             if kind.startswith("vendor_"):
                 self._vendor(FaultKind(kind.removeprefix("vendor_")))
             else:
@@ -99,10 +99,10 @@ class FaultInjector:
     def _set_clock(self, sign: int) -> None:
         by_s = sign * self._chance.choice((self._chance.uniform(0.01, 0.5), *JUMP_S))
         self._stage.wall.set_by_s += by_s
-        self._stage.story.fault("clock_forward" if sign > 0 else "clock_backward", f"{by_s:+.3f} s")
+        self._stage.story.add_fault("clock_forward" if sign > 0 else "clock_backward", f"{by_s:+.3f} s")
 
     def _store_away(self) -> None:
-        self._stage.story.fault("store_away")
+        self._stage.story.add_fault("store_away")
         self._stage.store_away = True
         self._stage.loop.call_later(self._chance.uniform(0.05, OUTAGE_S_MAX), self._store_back)
 
@@ -110,8 +110,8 @@ class FaultInjector:
         self._stage.store_away = False
 
     def _store_back_in_time(self) -> None:
-        assert self._stage.past is not None
-        self._stage.past.remember()
+        assert self._stage.rewinds is not None
+        self._stage.rewinds.save_snapshot()
         down, after_s = self._chance.random() < BACK_DOWN_OF, self._chance.uniform(0.1, BACK_S_MAX)
         self._stage.loop.call_later(after_s, self._turn_back, down)
 
@@ -120,7 +120,7 @@ class FaultInjector:
             self._controllers.turn_back(down=down)
 
     def _engine_away(self) -> None:
-        self._stage.story.fault("engine_away")
+        self._stage.story.add_fault("engine_away")
         self._stage.engine_away = True
         self._stage.loop.call_later(self._chance.uniform(0.05, OUTAGE_S_MAX), self._engine_back)
 
@@ -132,8 +132,8 @@ class FaultInjector:
         live = [(run, cluster) for cluster in clusters for run in cluster.live]
         if live:
             run, cluster = self._chance.choice(live)
-            self._stage.story.fault("node_lost" if "node" in detail else "record_damaged", run)
-            cluster.end(run, ending, 1, detail)
+            self._stage.story.add_fault("node_lost" if "node" in detail else "record_damaged", run)
+            cluster.end_run(run, ending, 1, detail)
 
     # -- hardware ----------------------------------------------------------------------------------------------------
 
@@ -141,12 +141,12 @@ class FaultInjector:
         pool = self._chance.choice(self._stage.pools)
         fault = self._drawn(kind, pool)
         lasts_s = self._chance.uniform(0.5, OUTAGE_S_MAX)
-        self._stage.story.fault(f"vendor_{kind}", f"{pool.name}: {fault.words()} for {lasts_s:.1f} s")
+        self._stage.story.add_fault(f"vendor_{kind}", f"{pool.name}: {fault.describe()} for {lasts_s:.1f} s")
         faults = self._stage.drivers[pool.name].faults
         faults.add(fault)
         self._stage.loop.call_later(lasts_s, faults.remove, fault)
         if kind in (FaultKind.AGENT_DOWN, FaultKind.VANISHES, FaultKind.RESTART):
-            self._witness.in_doubt(add_seconds(self._stage.steady.now(), lasts_s + DOUBT_S))
+            self._witness.set_doubt_until(add_seconds(self._stage.steady.now(), lasts_s + DOUBT_S))
 
     def _drawn(self, kind: FaultKind, pool: Pool) -> Fault:
         chance = self._chance

@@ -12,14 +12,14 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
-from moorings.core.bindings import Binding
-from moorings.core.claims import Claim, ClaimState
-from moorings.core.devices import PoolName
-from moorings.core.errors import MooringsError
-from moorings.core.events import Event
-from moorings.core.hardware import Capability, DriverResult, ListedPartition, PartitionSpec, ResultCode
-from moorings.core.instants import Timestamp
-from moorings.core.topology import Pool
+from moorings.core.model.bindings import Binding
+from moorings.core.model.claims import Claim, ClaimState
+from moorings.core.model.devices import PoolName
+from moorings.core.model.driver_results import Capability, DriverResult, ListedPartition, PartitionSpec, ResultCode
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.events import Event
+from moorings.core.model.timestamps import Timestamp
+from moorings.core.model.topology import Pool
 from moorings.drivers.simulated.driver import SimulatedDriver
 from moorings.drivers.simulated.faults import Fault, FaultKind
 from moorings.ports.engine import RunSubmission
@@ -40,10 +40,10 @@ from moorings.ports.store import (
     Seq,
     StoredState,
 )
-from moorings.testing.simulation.life import ControllerInstance
+from moorings.testing.simulation.context import SimulationContext
+from moorings.testing.simulation.invariant_checker import InvariantChecker
+from moorings.testing.simulation.process import ControllerInstance
 from moorings.testing.simulation.scheduler import NAME as SCHEDULER
-from moorings.testing.simulation.stage import SimulationContext
-from moorings.testing.simulation.witness import InvariantChecker
 from moorings.workloads.jobs import JobSpec
 from moorings.workloads.runs import Run, RunId, RunPhase, RunState, RunStatus
 
@@ -65,74 +65,74 @@ class FaultyStore:
         self._witness = witness
         self._store = stage.store
 
-    def _arrive(self, what: str) -> None:
+    def _record_call(self, what: str) -> None:
         """One call arrives at the database.
 
         Raises:
             MooringsError: ``store.unavailable``.
         """
-        self._stage.story.step("store", f"{what} for {self._life.name}")
+        self._stage.story.add_step("store", f"{what} for {self._life.name}")
         if self._stage.store_away:
             raise _store_unavailable("it is away")
 
     def installation(self) -> str:
         return self._stage.installation
 
-    def lead(self, holder: str, now: Timestamp, url: str = "") -> Epoch:
-        self._arrive("lead")
-        epoch = self._store.lead(holder, now, url)
-        self._stage.ledger.led(epoch)
+    def begin_epoch(self, holder: str, now: Timestamp, url: str = "") -> Epoch:
+        self._record_call("lead")
+        epoch = self._store.begin_epoch(holder, now, url)
+        self._stage.ledger.begin_epoch(epoch)
         self._stage.ledger.seq = self._store.last_seq()
         return epoch
 
-    def leader(self) -> Leader:
-        self._arrive("leader")
-        return self._store.leader()
+    def get_leader(self) -> Leader:
+        self._record_call("leader")
+        return self._store.get_leader()
 
-    def load(self) -> StoredState:
-        self._arrive("load")
-        saved = self._store.load()
+    def load_unended(self) -> StoredState:
+        self._record_call("load")
+        saved = self._store.load_unended()
         self._stage.ledger.compare(saved)
         return saved
 
     def commit(self, epoch: Epoch, changes: Changes, after: Seq = LOG_START) -> Seq:
         story, odds = self._stage.story, self._stage.odds
-        fault = odds.strikes(
+        fault = odds.draw_fault(
             "crash_before_save", "store_refuses", "store_conflict", "store_answer_lost", "crash_after_save"
         )
         if fault == "crash_before_save":
             self._die(fault)
-        self._arrive(f"commit {_describe_changes(changes)}")
+        self._record_call(f"commit {_describe_changes(changes)}")
         if fault == "store_refuses":
-            story.fault(fault)
+            story.add_fault(fault)
             raise _store_unavailable("disk full")
         if fault == "store_conflict":
-            story.fault(fault)
+            story.add_fault(fault)
             raise MooringsError("store.conflict", "something has another version", retryable=True)
         seq = self._store.commit(epoch, changes, after)
-        self._stage.ledger.take(epoch, changes, seq)
-        self._witness.committed(changes)
+        self._stage.ledger.apply_commit(epoch, changes, seq)
+        self._witness.on_commit(changes)
         if fault == "store_answer_lost":
-            story.fault(fault)
+            story.add_fault(fault)
             raise _store_unavailable("the connection died in the commit")
         if fault == "crash_after_save":
             self._die(fault)
         return seq
 
     def _die(self, kind: str) -> None:
-        self._stage.story.fault(kind, self._life.name)
+        self._stage.story.add_fault(kind, self._life.name)
         self._life.kill()
         raise _store_unavailable("the controller is dead")
 
-    def keys_used(self, pairs: Sequence[tuple[str, str]]) -> Mapping[tuple[str, str], IdempotencyRecord]:
-        self._arrive(f"keys_used {len(pairs)}")
-        return self._store.keys_used(pairs)
+    def find_idempotency_records(self, pairs: Sequence[tuple[str, str]]) -> Mapping[tuple[str, str], IdempotencyRecord]:
+        self._record_call(f"keys_used {len(pairs)}")
+        return self._store.find_idempotency_records(pairs)
 
-    def claim(self, ident: str) -> Claim | None:
-        self._arrive(f"claim {ident}")
-        return self._store.claim(ident)
+    def get_claim(self, ident: str) -> Claim | None:
+        self._record_call(f"claim {ident}")
+        return self._store.get_claim(ident)
 
-    def claims(
+    def list_claims(
         self,
         page: PageQuery,
         *,
@@ -140,14 +140,14 @@ class FaultyStore:
         owner_prefix: str | None = None,
         pool: str | None = None,
     ) -> Sequence[Claim]:
-        self._arrive("claims")
-        return self._store.claims(page, states=states, owner_prefix=owner_prefix, pool=pool)
+        self._record_call("claims")
+        return self._store.list_claims(page, states=states, owner_prefix=owner_prefix, pool=pool)
 
-    def run(self, ident: str, subject: str | None = None) -> Run | None:
-        self._arrive(f"run {ident}")
-        return self._store.run(ident, subject)
+    def get_run(self, ident: str, subject: str | None = None) -> Run | None:
+        self._record_call(f"run {ident}")
+        return self._store.get_run(ident, subject)
 
-    def runs(
+    def list_runs(
         self,
         page: PageQuery,
         *,
@@ -155,49 +155,49 @@ class FaultyStore:
         subject: str | None = None,
         part: ApplianceJobQuery | None = None,
     ) -> Sequence[Run]:
-        self._arrive("runs")
-        return self._store.runs(page, states=states, subject=subject, part=part)
+        self._record_call("runs")
+        return self._store.list_runs(page, states=states, subject=subject, part=part)
 
-    def jobs(self, idents: Sequence[RunId]) -> Mapping[RunId, JobSpec]:
-        self._arrive(f"jobs {' '.join(idents)}")
-        return self._store.jobs(idents)
+    def get_jobs(self, idents: Sequence[RunId]) -> Mapping[RunId, JobSpec]:
+        self._record_call(f"jobs {' '.join(idents)}")
+        return self._store.get_jobs(idents)
 
-    def events(
+    def list_events(
         self, after: Seq, limit: int, *, claim: str | None = None, run: str | None = None, names: Sequence[str] = ()
     ) -> Sequence[EventRow]:
-        self._arrive("events")
-        return self._store.events(after, limit, claim=claim, run=run, names=names)
+        self._record_call("events")
+        return self._store.list_events(after, limit, claim=claim, run=run, names=names)
 
     def last_seq(self) -> Seq:
-        self._arrive("last_seq")
+        self._record_call("last_seq")
         return self._store.last_seq()
 
-    def high_water(self) -> LogPosition:
-        self._arrive("high_water")
-        return self._store.high_water()
+    def log_position(self) -> LogPosition:
+        self._record_call("high_water")
+        return self._store.log_position()
 
     def replication(self) -> Replication | None:
         return self._store.replication()
 
-    def rise(self, at: LogPosition) -> None:
-        self._arrive("rise")
-        self._store.rise(at)
-        risen = self._store.high_water()
-        self._stage.ledger.rose(risen.seq, risen.epoch)
+    def advance_to(self, at: LogPosition) -> None:
+        self._record_call("rise")
+        self._store.advance_to(at)
+        risen = self._store.log_position()
+        self._stage.ledger.set_position(risen.seq, risen.epoch)
 
     def archives(self) -> Sequence[Archive]:
         raise AssertionError("nothing leaves here")
 
-    def stretch(self, n_events: int, before: Timestamp) -> tuple[Seq, Seq] | None:
+    def next_archive_range(self, n_events: int, before: Timestamp) -> tuple[Seq, Seq] | None:
         raise AssertionError("nothing leaves here")
 
-    def forget_events(self, epoch: Epoch, archive: Archive, limit: int, after: Seq = LOG_START) -> int:
+    def delete_archived_events(self, epoch: Epoch, archive: Archive, limit: int, after: Seq = LOG_START) -> int:
         raise AssertionError("nothing leaves here")
 
-    def ended(self, before: Timestamp, limit: int) -> EndedRecords:
+    def list_ended(self, before: Timestamp, limit: int) -> EndedRecords:
         raise AssertionError("nothing leaves here")
 
-    def forget_ended(self, epoch: Epoch, ended: EndedRecords, after: Seq = LOG_START) -> None:
+    def delete_ended(self, epoch: Epoch, ended: EndedRecords, after: Seq = LOG_START) -> None:
         raise AssertionError("nothing leaves here")
 
     def add_access_key(self, key: AccessKey, event: Event) -> None:
@@ -216,17 +216,17 @@ class FaultyStore:
         raise AssertionError("nobody revokes access keys here")
 
     def ping(self) -> None:
-        self._arrive("ping")
+        self._record_call("ping")
         self._store.ping()
 
-    def check_place(self) -> None:
-        self._store.check_place()
+    def check_file(self) -> None:
+        self._store.check_file()
 
-    def check_room(self) -> None:
-        self._store.check_room()
+    def check_space(self) -> None:
+        self._store.check_space()
 
-    def keep_reserve(self) -> None:
-        self._store.keep_reserve()
+    def ensure_reserve(self) -> None:
+        self._store.ensure_reserve()
 
     def abort(self) -> None:
         """No call waits in a thread here."""
@@ -240,7 +240,7 @@ def _store_unavailable(detail: str) -> MooringsError:
 
 
 def _describe_changes(changes: Changes) -> str:
-    told = [
+    parts = [
         *(f"{claim.id}={claim.state}" for claim, _ in changes.claims),
         *(f"{partition.id}={partition.state}" for partition, _ in changes.partitions),
         *(f"-{ident}" for ident, _ in changes.removed),
@@ -250,7 +250,7 @@ def _describe_changes(changes: Changes) -> str:
         *(f"-{name}" for name, _ in changes.projects_removed),
         *(f"key:{use.subject}/{use.key}" for use in changes.keys),
     ]
-    return " ".join(told) or ",".join(event.name for event in changes.events)
+    return " ".join(parts) or ",".join(event.name for event in changes.events)
 
 
 class NetworkLink:
@@ -271,7 +271,7 @@ class NetworkLink:
         self.where = where
         self._lasts_s = lasts_s
 
-    async def ask(
+    async def call(
         self, do: Callable[[], Awaitable[T]], *, fault: str | None = None, lost: T | MooringsError | None = None
     ) -> T:
         """The response of ``do`` at the other end, or ``lost`` if the message is lost.
@@ -283,29 +283,29 @@ class NetworkLink:
         A caller without a response gives up only when the work is done: no engine calls a run ABSENT that may yet be
         started.
         """
-        await self.life.moves()
+        await self.life.wait_while_stopped()
         stage = self.stage
         if fault is not None:
-            stage.story.fault(fault, self.where)
+            stage.story.add_fault(fault, self.where)
         if fault == "crash_before_act":
             self.life.kill()
-        if self.life.dead:
+        if self.life.is_dead:
             raise asyncio.CancelledError
         answer: asyncio.Future[T] = stage.loop.create_future()
         answered = fault is not None and fault.endswith(("answer_lost", "answer_never"))
         done: asyncio.Future[None] = stage.loop.create_future()
         if fault is None or answered or fault == "crash_after_act":
-            stage.send(self._deliver(do, self._lasts_s(), answer, fault, done))
+            stage.send_message(self._deliver(do, self._lasts_s(), answer, fault, done))
         elif fault.endswith("_twice"):
-            stage.send(self._deliver(do, self._lasts_s(), answer, fault))
-            stage.send(self._deliver(do, stage.odds.chance.uniform(0, TWICE_S_MAX), None, fault))
+            stage.send_message(self._deliver(do, self._lasts_s(), answer, fault))
+            stage.send_message(self._deliver(do, stage.odds.chance.uniform(0, TWICE_S_MAX), None, fault))
         elif fault.endswith("_late"):
-            stage.send(self._deliver(do, stage.odds.chance.uniform(0, LATE_S_MAX), None, fault))
+            stage.send_message(self._deliver(do, stage.odds.chance.uniform(0, LATE_S_MAX), None, fault))
         if fault is not None and fault.endswith(("_lost", "_late")):
             if answered:
                 await done
             stage.loop.call_later(stage.odds.chance.uniform(0, GIVEN_UP_S), _resolve, answer, lost)
-        return await self.life.waits(answer)
+        return await self.life.await_answer(answer)
 
     async def _deliver(
         self,
@@ -315,9 +315,9 @@ class NetworkLink:
         fault: str | None,
         done: asyncio.Future[None] | None = None,
     ) -> None:
-        dead = self.life.dead
+        dead = self.life.is_dead
         await asyncio.sleep(after_s)
-        if self.life.dead and not dead and fault is None and self.stage.odds.chance.random() < 0.5:
+        if self.life.is_dead and not dead and fault is None and self.stage.odds.chance.random() < 0.5:
             return  # it had not left the machine
         said: T | MooringsError
         try:
@@ -326,7 +326,7 @@ class NetworkLink:
             said = error
         if done is not None and not done.done():
             done.set_result(None)
-        if fault == "crash_after_act" and not self.life.dead:
+        if fault == "crash_after_act" and not self.life.is_dead:
             self.life.kill()
         if answer is None or (fault is not None and fault.endswith(("answer_lost", "answer_never"))):
             return
@@ -367,8 +367,8 @@ class FaultyDriver:
     def capability(self) -> Capability:
         return self._driver.capability
 
-    def adopt(self, held: Sequence[PartitionSpec]) -> None:
-        self._driver.adopt(held)
+    def register_partitions(self, held: Sequence[PartitionSpec]) -> None:
+        self._driver.register_partitions(held)
 
     async def create(self, order: PartitionSpec) -> DriverResult:
         return await self._order(
@@ -388,25 +388,25 @@ class FaultyDriver:
 
         async def carry_out() -> DriverResult:
             if made is not None:
-                self._witness.to_be_made(self._pool, made)
+                self._witness.on_create(self._pool, made)
             else:
-                self._witness.to_be_removed(what, mark, spared=spared)
+                self._witness.on_remove(what, mark, spared=spared)
             answer = await do()
-            self._witness.ordered(mark, answer)
-            self._stage.story.step(f"driver-{self._pool.name}", f"{what}: {answer.verdict} {answer.seen}")
+            self._witness.on_driver_result(mark, answer)
+            self._stage.story.add_step(f"driver-{self._pool.name}", f"{what}: {answer.verdict} {answer.seen}")
             return answer
 
-        if made is not None and self._stage.odds.strikes_apart("namesake"):
+        if made is not None and self._stage.odds.draw_separate_fault("namesake"):
             self._name_another(made.name)
-        fault = self._stage.odds.strikes(*_ORDER_FAULTS)
-        return await self._line.ask(
+        fault = self._stage.odds.draw_fault(*_ORDER_FAULTS)
+        return await self._line.call(
             carry_out, fault=fault, lost=DriverResult(ResultCode.UNAVAILABLE, detail="no answer came")
         )
 
     def _name_another(self, name: str) -> None:
         """Make a partition of that name outside, on whatever is free at the next call to the hardware."""
         lasts_s = self._stage.odds.apart.uniform(*NAMESAKE_S)
-        self._stage.story.fault("namesake", f"{self._pool.name}: {name} for {lasts_s:.1f} s")
+        self._stage.story.add_fault("namesake", f"{self._pool.name}: {name} for {lasts_s:.1f} s")
         self._driver.faults.add(Fault(kind=FaultKind.STRAY, names=(name,), seconds=lasts_s))
 
     async def list_partitions(self) -> Sequence[ListedPartition]:
@@ -414,32 +414,32 @@ class FaultyDriver:
             try:
                 listing = await self._driver.list_partitions()
             finally:
-                self._stage.story.step(f"driver-{self._pool.name}", "list")
+                self._stage.story.add_step(f"driver-{self._pool.name}", "list")
             self._listings.append(listing)
             return listing
 
-        fault = self._stage.odds.strikes("listing_lost", "listing_stale")
+        fault = self._stage.odds.draw_fault("listing_lost", "listing_stale")
         if fault == "listing_stale":
             if self._bad or not self._listings:
                 fault = None  # the promise is that *one* bad listing ends nothing
             else:
-                self._stage.story.fault(fault, self._pool.name)
+                self._stage.story.add_fault(fault, self._pool.name)
                 self._bad = True
-                await self._line.life.moves()
+                await self._line.life.wait_while_stopped()
                 return self._listings[0]
-        listing = await self._line.ask(look, fault=fault, lost=_unavailable("driver", "no listing came"))
+        listing = await self._line.call(look, fault=fault, lost=_unavailable("driver", "no listing came"))
         self._bad = False
         return listing
 
     async def binding(self, order: PartitionSpec) -> Binding:
-        async def tell() -> Binding:
+        async def fetch_binding() -> Binding:
             try:
                 return await self._driver.binding(order)
             finally:
-                self._stage.story.step(f"driver-{self._pool.name}", f"binding {order.name}")
+                self._stage.story.add_step(f"driver-{self._pool.name}", f"binding {order.name}")
 
-        fault = self._stage.odds.strikes("binding_lost")
-        return await self._line.ask(tell, fault=fault, lost=_unavailable("driver", "no binding came"))
+        fault = self._stage.odds.draw_fault("binding_lost")
+        return await self._line.call(fetch_binding, fault=fault, lost=_unavailable("driver", "no binding came"))
 
     async def close(self) -> None:
         """The hardware stays; only this connection ends."""
@@ -460,29 +460,29 @@ class FaultyEngine:
         self._line = NetworkLink(stage, life, stage.odds.engine_s, "engine")
 
     @property
-    def schedules(self) -> bool:
+    def has_scheduler(self) -> bool:
         return self.name == SCHEDULER
 
-    def check(self, job: JobSpec) -> Sequence[str]:
+    def check_job(self, job: JobSpec) -> Sequence[str]:
         return ()
 
-    async def _ask(self, what: str, do: Callable[[], T], *faults: str) -> T:
+    async def _call(self, what: str, do: Callable[[], T], *faults: str) -> T:
         async def carry_out() -> T:
             if self._stage.engine_away:
-                self._stage.story.step("engine", f"{what}: away")
+                self._stage.story.add_step("engine", f"{what}: away")
                 raise _unavailable("engine", "it is away")
             result = do()
-            self._stage.story.step("engine", f"{what} for {self._life.name}")
+            self._stage.story.add_step("engine", f"{what} for {self._life.name}")
             return result
 
-        fault = self._stage.odds.strikes(*faults)
-        return await self._line.ask(carry_out, fault=fault, lost=_unavailable("engine", "no answer came"))
+        fault = self._stage.odds.draw_fault(*faults)
+        return await self._line.call(carry_out, fault=fault, lost=_unavailable("engine", "no answer came"))
 
-    async def fence(self, epoch: Epoch) -> None:
-        await self._ask(f"fence {epoch}", lambda: self._cluster.fence(epoch), "fence_lost")
+    async def fence_below(self, epoch: Epoch) -> None:
+        await self._call(f"fence {epoch}", lambda: self._cluster.fence(epoch), "fence_lost")
 
     async def submit(self, order: RunSubmission) -> str:
-        return await self._ask(
+        return await self._call(
             f"submit {order.run}",
             lambda: self._submit(order),
             *("submit_lost", "submit_answer_lost", "crash_before_act", "crash_after_act"),
@@ -490,41 +490,38 @@ class FaultyEngine:
 
     def _submit(self, order: RunSubmission) -> str:
         if order.epoch < self._cluster.epoch:
-            self._stage.story.reach("engine refused a replaced controller")
+            self._stage.story.count("engine refused a replaced controller")
             raise _unavailable("engine", "another controller has the runs")
-        if order.run not in self._cluster.processes and self._stage.odds.strikes("submit_rejected"):
-            self._stage.story.fault("submit_rejected", order.run)
+        if order.run not in self._cluster.processes and self._stage.odds.draw_fault("submit_rejected"):
+            self._stage.story.add_fault("submit_rejected", order.run)
             self._cluster.rejected.add(order.run)
         return self._cluster.submit(order)
 
     async def observe(self, runs: Sequence[RunId]) -> Sequence[RunStatus]:
-        if self._stage.odds.strikes("observe_unknown"):
-            await self._life.moves()
-            self._stage.story.fault("observe_unknown")
+        if self._stage.odds.draw_fault("observe_unknown"):
+            await self._life.wait_while_stopped()
+            self._stage.story.add_fault("observe_unknown")
             return [RunStatus(run, RunPhase.UNKNOWN) for run in runs]
-        return await self._ask(f"observe {len(runs)}", lambda: self._cluster.observe(runs), "observe_lost")
+        return await self._call(f"observe {len(runs)}", lambda: self._cluster.observe(runs), "observe_lost")
 
     async def cancel(self, run: RunId, reason: str) -> None:
-        await self._ask(f"cancel {run}", lambda: self._cluster.cancel(run, reason), "cancel_lost")
+        await self._call(f"cancel {run}", lambda: self._cluster.cancel(run, reason), "cancel_lost")
 
     async def ask_to_yield(self, run: RunId, attempt: int, reason: str, by: Timestamp) -> None:
-        await self._ask(
+        await self._call(
             f"ask {run} to yield", lambda: self._cluster.ask_to_yield(run, attempt, reason, by), "cancel_lost"
         )
 
-    async def saved_at(self, folder: str) -> Timestamp | None:
-        return None
-
     async def signal(self, run: RunId, signal_name: str) -> None:
-        await self._ask(f"signal {run}", lambda: self._cluster.signal(run))
+        await self._call(f"signal {run}", lambda: self._cluster.signal(run))
 
     async def logs(self, run: RunId, *, task: int | None, follow: bool) -> AsyncIterator[bytes]:
         yield b""
 
-    async def changed(self) -> None:
-        await self._life.moves()
+    async def wait_for_change(self) -> None:
+        await self._life.wait_while_stopped()
         await self._cluster.changed()
-        await self._life.moves()
+        await self._life.wait_while_stopped()
 
     async def close(self) -> None:
         """The processes continue."""

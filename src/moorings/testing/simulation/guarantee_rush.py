@@ -11,15 +11,21 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from moorings.core.access import Caller, Role
-from moorings.core.claims import ClaimSpec, QueueMode
-from moorings.core.errors import MooringsError
-from moorings.core.inputs import DefragmentPool
-from moorings.core.projects import DEFAULT_PROJECT, Project, ProjectShare, guaranteed_blocks_in, guaranteed_device_count
-from moorings.core.shares import BlockCounts
-from moorings.core.topology import AnySubset, Catalogue, Pool
-from moorings.testing.simulation.people import ROOT, VIEWER, Choices, ClientPool, NoAnswerError, SimulatedClient
-from moorings.testing.simulation.stage import SimulationContext
+from moorings.core.model.access import Caller, Role
+from moorings.core.model.block_packing import BlockCounts
+from moorings.core.model.claims import ClaimSpec, QueueMode
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.inputs import DefragmentPool
+from moorings.core.model.projects import (
+    DEFAULT_PROJECT,
+    Project,
+    ProjectShare,
+    guaranteed_blocks_in,
+    guaranteed_device_count,
+)
+from moorings.core.model.topology import AnySubset, Catalogue, Pool
+from moorings.testing.simulation.clients import ROOT, VIEWER, Choices, ClientPool, NoAnswerError, SimulatedClient
+from moorings.testing.simulation.context import SimulationContext
 
 OWNERS = ("lab/vision", "ops", "lab")  # projects whose guarantees are requested
 BORROWERS = (DEFAULT_PROJECT, "guests", "lab/sweeps", "lab/sweeps")  # projects of the claims that fill the pools
@@ -90,13 +96,13 @@ class AdminClient(SimulatedClient):
         while project.name not in self._stage.ledger.projects:
             try:
                 await self._crowd.ask(
-                    self._who, f"promise {project.name}", lambda c: c.projects.set(self._caller, project, None)
+                    self._who, f"promise {project.name}", lambda c: c.projects.set_project(self._caller, project, None)
                 )
             except (NoAnswerError, MooringsError):
                 await asyncio.sleep(self._chance.uniform(0, 2))
 
     def _choices(self) -> Choices:
-        return (8, self._look), (4, self._explain), (12, self._resume), (6, self._move), (1, self._change)
+        return (8, self._list_something), (4, self._explain), (12, self._resume), (6, self._move), (1, self._change)
 
     async def _move(self) -> None:
         """Move claims to make a block of a size free."""
@@ -110,7 +116,7 @@ class AdminClient(SimulatedClient):
         await self._crowd.ask(
             self._who,
             f"make room for {order.size} in {pool.name}",
-            lambda c: c.projects.make_room(self._caller, order, dry_run=dry_run),
+            lambda c: c.projects.defragment(self._caller, order, dry_run=dry_run),
         )
 
     async def _change(self) -> None:
@@ -121,7 +127,7 @@ class AdminClient(SimulatedClient):
             await self._crowd.ask(
                 self._who,
                 f"weigh {known.name} {changed.weight:g}",
-                lambda c: c.projects.set(self._caller, changed, known.version),
+                lambda c: c.projects.set_project(self._caller, changed, known.version),
             )
 
 
@@ -136,7 +142,7 @@ class GuaranteedClient(SimulatedClient):
 
     async def work(self) -> None:
         """Request the whole guarantee, hold it, and release it."""
-        bound_s = self._stage.sharing.policy.bound_s
+        bound_s = self._stage.sharing.policy.guarantee_bound_s
         while True:
             await asyncio.sleep(self._chance.uniform(*AWAY_S))
             self._wanted = [one for pool in self._stage.pools for one in self._due(pool)]
@@ -189,14 +195,14 @@ class BorrowingClient(SimulatedClient):
         by_hand_of: the fraction without a job.
     """
 
-    deaf_of = DEAF_OF
+    ignore_yield_ratio = DEAF_OF
     claims_max = CLAIMS_MAX[-1]
     by_hand_of = BY_HAND_OF[-1]
 
     def _choices(self) -> Choices:
         return (
-            *((20, self._borrow), (2, self._get), (2, self._look), (2, self._explain), (1, self._adopt)),
-            *((1, self._release), (1, self._cancel), (1, self._save), (1, self._meddle)),
+            *((20, self._borrow), (2, self._get), (2, self._list_something), (2, self._explain), (1, self._adopt)),
+            *((1, self._release), (1, self._cancel), (1, self._save), (1, self._release_foreign)),
         )
 
     async def _borrow(self) -> None:

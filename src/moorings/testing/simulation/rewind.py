@@ -15,13 +15,13 @@ from collections.abc import Callable, Collection
 from contextlib import closing
 from pathlib import Path
 
-from moorings.controller.turned_back import EngineObservations, LiveRun, StartedRun, recover_if_rewound
-from moorings.core.instants import Timestamp
+from moorings.controller.rewind_recovery import EngineObservations, LiveRun, StartedRun, recover_if_rewound
+from moorings.core.model.timestamps import Timestamp
 from moorings.ports.store import Store
-from moorings.store.high_water import LogPositionFile
+from moorings.store.log_position import LogPositionFile
+from moorings.testing.simulation.committed_state import CommittedSnapshot, CommittedState
 from moorings.testing.simulation.engine import ENGINE_NAME, SimulatedCluster, SimulatedProcess
-from moorings.testing.simulation.ledger import CommittedSnapshot, CommittedState
-from moorings.testing.simulation.story import EpisodeLog
+from moorings.testing.simulation.episode_log import EpisodeLog
 from moorings.workloads.runs import RunId
 
 
@@ -58,47 +58,47 @@ class RewindableDatabase:
         self._ready = True
 
     @property
-    def spares(self) -> bool:
+    def is_sparing(self) -> bool:
         """Whether partitions without a record are left alone."""
         return bool(self._why)
 
     def is_in_use(self, partition: str) -> bool:
         """Whether a partition without a record may be in use, as a controller finds out."""
-        return self.spares or any(one.order.binding.partition == partition for one in self._cluster.live.values())
+        return self.is_sparing or any(one.order.binding.partition == partition for one in self._cluster.live.values())
 
-    def mark(self) -> LogPositionFile:
+    def open_log_position(self) -> LogPositionFile:
         """The high-water mark, as a new process reads it."""
         return LogPositionFile(self._database.parent, self._installation)
 
     # -- the fault ---------------------------------------------------------------------------------------------------
 
-    def remember(self) -> None:
+    def save_snapshot(self) -> None:
         """Remember this moment for turning back."""
         self._copy.unlink(missing_ok=True)
         _copy(self._database, self._copy)
-        self._picture = self._ledger.picture()
+        self._picture = self._ledger.snapshot()
 
-    def come_back(self) -> int:
+    def restore_snapshot(self) -> int:
         """Restore the remembered state; return how many of its events are lost."""
         assert self._picture is not None
         gone = self._ledger.seq - self._picture.seq
         _copy(self._copy, self._database)
-        self._ledger.turn_back(self._picture)
+        self._ledger.rewind(self._picture)
         return gone
 
     # -- the product, and its admin ----------------------------------------------------------------------------------
 
-    def take_up(self, store: Store, mark: LogPositionFile, now: Timestamp) -> None:
+    def recover_if_rewound(self, store: Store, mark: LogPositionFile, now: Timestamp) -> None:
         """Do what a controller does before it leads, as ``app`` arranges it.
 
         Raises:
             MooringsError: ``store.*``.
         """
-        known = mark.known()
+        known = mark.read()
         if known is not None:
             world = EngineObservations(self._started, self._living, lambda: self._cluster.epoch)
-            recover_if_rewound(store, known, world, now, self._spare, mark.keep, unready=not self._ready)
-        mark.keep(store.high_water())
+            recover_if_rewound(store, known, world, now, self._spare, mark.record_blocking, unready=not self._ready)
+        mark.record_blocking(store.log_position())
 
     def _started(self, run: RunId) -> StartedRun | None:
         process = self._cluster.processes.get(run)
@@ -111,16 +111,16 @@ class RewindableDatabase:
     def _spare(self, why: str, ready: bool) -> None:
         self._why, self._ready = why, ready
         if ready:
-            self._story.reach("database made ready")
-            self._story.tell("RESTORED", why)
+            self._story.count("database made ready")
+            self._story.add_line("RESTORED", why)
             self._later(self._finish)
 
     def _finish(self) -> None:
-        if self._ready and self.spares:
+        if self._ready and self.is_sparing:
             self._why = ""
-            self._ledger.finished()
-            self._story.reach("restore finished")
-            self._story.tell("RESTORED", "an admin says that what no record knows may go")
+            self._ledger.finish_restore()
+            self._story.count("restore finished")
+            self._story.add_line("RESTORED", "an admin says that what no record knows may go")
 
 
 def _started(process: SimulatedProcess) -> StartedRun:

@@ -35,7 +35,7 @@ class EpisodeLog:
         steps: the number of steps.
         reached: how often each counted thing was met (``fault order_late``, ``claim READY``, ...).
         broken: the first law that was broken, or None.
-        look: called after every step: the check of the laws.
+        after_step: called after every step: the check of the laws.
         on_fault: called for every fault, with its target.
         on_end: called once, when a law was broken or ``until`` was reached.
     """
@@ -44,45 +44,45 @@ class EpisodeLog:
         self.steps = 0
         self.reached: Counter[str] = Counter()
         self.broken: BrokenLaw | None = None
-        self.look: Callable[[], None] = lambda: None
+        self.after_step: Callable[[], None] = lambda: None
         self.on_end: Callable[[], None] = lambda: None
         self.on_fault: Callable[[str, str], None] = lambda _kind, _what: None
-        self.over = False
+        self.is_over = False
         self._moment_s = moment_s
         self._until = until
         self._digest = blake2b(digest_size=16)
         self._lines: deque[tuple[int, float, str, str]] = deque(maxlen=LINES_KEPT)
 
-    def step(self, who: str, what: str) -> None:
+    def add_step(self, who: str, what: str) -> None:
         """Record an action, and check the laws after it."""
-        if self.over:
+        if self.is_over:
             return
         self.steps += 1
         self.reached[f"step {who.split('-', 1)[0]}"] += 1
         self._write(who, what)
-        self.look()
+        self.after_step()
         if self._until is not None and self.steps >= self._until:
             self._end()
 
-    def tell(self, who: str, what: str) -> None:
+    def add_line(self, who: str, what: str) -> None:
         """Record a consequence of an earlier step."""
-        if not self.over:
+        if not self.is_over:
             self._write(who, what)
 
-    def reach(self, what: str) -> None:
+    def count(self, what: str) -> None:
         """Count something."""
-        if not self.over:
+        if not self.is_over:
             self.reached[what] += 1
 
-    def fault(self, kind: str, what: str = "") -> None:
+    def add_fault(self, kind: str, what: str = "") -> None:
         """Record a fault: a step of its own."""
-        self.reach(f"fault {kind}")
+        self.count(f"fault {kind}")
         self.on_fault(kind, what)
-        self.step("FAULT", f"{kind} {what}".rstrip())
+        self.add_step("FAULT", f"{kind} {what}".rstrip())
 
-    def breaks(self, law: int, message: str) -> None:
+    def break_law(self, law: int, message: str) -> None:
         """Record a broken law: the story ends here."""
-        if not self.over:
+        if not self.is_over:
             self._write("BROKEN", f"law {law}: {message}")
             self.broken = BrokenLaw(law, self.steps, message)
             self._end()
@@ -103,5 +103,5 @@ class EpisodeLog:
         self._lines.append((self.steps, moment_s, who, what))
 
     def _end(self) -> None:
-        self.over = True
+        self.is_over = True
         self.on_end()

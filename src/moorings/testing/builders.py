@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from moorings.core.access import Role
-from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState, PartitionId
-from moorings.core.devices import PoolName
-from moorings.core.events import Event
-from moorings.core.instants import Timestamp
-from moorings.core.partitions import Partition, PartitionState
-from moorings.core.projects import Project, ProjectShare
-from moorings.core.topology import Block
+from moorings.core.model.access import Role
+from moorings.core.model.claims import Claim, ClaimId, ClaimSpec, ClaimState, PartitionId
+from moorings.core.model.devices import PoolName
+from moorings.core.model.events import Event
+from moorings.core.model.partitions import Partition, PartitionState
+from moorings.core.model.projects import Project, ProjectShare
+from moorings.core.model.timestamps import Timestamp
+from moorings.core.model.topology import Block
 from moorings.ports.store import AccessKey, Changes, ExpectedVersion
 from moorings.workloads.jobs import JobSpec, summarize_job
 from moorings.workloads.runs import Run, RunId, RunState
