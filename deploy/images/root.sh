@@ -34,7 +34,7 @@ cat >"$work/conf" <<CONF
 APT::Architecture "${ARCHITECTURE:-$(dpkg --print-architecture)}";
 APT::Architectures { "${ARCHITECTURE:-$(dpkg --print-architecture)}"; };
 APT::Sandbox::User "";
-APT::Update::Error-Mode "any"; # without the security fixes' list it would go on, and pack what is old
+APT::Update::Error-Mode "any"; # without the security fixes' list it would continue, and pack old packages
 Dir::Etc::SourceList "$work/list";
 Dir::Etc::SourceParts "$work/parts";
 Dir::Etc::PreferencesParts "$work/parts";

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moorings.core.claims import ENDED as ENDED_CLAIMS
-from moorings.core.claims import PartitionId
-from moorings.core.instants import Timestamp
+from moorings.core.model.claims import ENDED as ENDED_CLAIMS
+from moorings.core.model.claims import PartitionId
+from moorings.core.model.timestamps import Timestamp
+from moorings.core.model.topology import Block
 from moorings.core.reconcile import mark_for
-from moorings.core.topology import Block
 from moorings.drivers.simulated.partition import SimulatedPartition, parse_partition
 from moorings.workloads.runs import ENDED as ENDED_RUNS
 from tests.faults.victims import Victim, supervisors_below

@@ -167,7 +167,7 @@ def test_a_full_disk(v: Victim, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_full_disk_and_a_kill(v: Victim, tmp_path: Path) -> None:
-    """A controller that starts on a full disk says so; once there is room it goes on where the last one was."""
+    """A controller that starts on a full disk says so; once there is room it continues where the last one was."""
     v.start()
     run = v.insist("POST", "/v1/runs", job("run", GATED, tmp_path), key="run")
     until_said(v, tmp_path / "said", 1)

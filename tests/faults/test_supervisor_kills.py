@@ -57,7 +57,7 @@ def acts(forge: Forge, template: Path, tmp_path_factory: pytest.TempPathFactory)
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_at_every_point(when: str, acts: list[str], forge: Forge, template: Path, tmp_path: Path) -> None:
     names = [act.split()[0] for act in acts]
-    assert {"fork", "fsync", "rename", "_fork_exec", "reaped"} <= set(names)
+    assert {"fork", "fsync", "replace", "_fork_exec", "reaped"} <= set(names)
     always = [act for act in acts if not act.endswith(".log")]  # logs are opened as often as the tasks write
     with victim(tmp_path / when, forge, template) as v:
         v.start()

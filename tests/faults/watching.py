@@ -1,4 +1,4 @@
-"""A reader of the event stream that goes on where it was, whatever happens to the controller."""
+"""A reader of the event stream that continues where it was, whatever happens to the controller."""
 
 from __future__ import annotations
 

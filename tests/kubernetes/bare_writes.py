@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from moorings.kubernetes.connection import KubeClient, connect
-from moorings.kubernetes.kube import IPU_JOB, ResourceType
+from moorings.kubernetes.ipujob.types import IPU_JOB
+from moorings.kubernetes.kube.api import ResourceType
+from moorings.kubernetes.kube.client import KubeClient, connect
 
 AT_ONCE = 16
 NAME = "of-bare-writes"  # in the file, in place of the job's name

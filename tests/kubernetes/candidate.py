@@ -11,8 +11,8 @@ import signal
 import sys
 import time
 
-from moorings.kubernetes.connection import KubeTimeouts, connect
-from moorings.kubernetes.election import Elector, LeaseTimes
+from moorings.kubernetes.kube.client import KubeTimeouts, connect
+from moorings.kubernetes.kube.election import Elector, LeaseTimes
 
 
 async def stand(path: str, namespace: str, lease: str, identity: str, *times: str) -> None:

@@ -33,7 +33,7 @@ from tests.kubernetes import images, programs
 from tests.kubernetes.cluster import KubernetesCluster, new_folder
 from tests.kubernetes.crd_server import CrdServer
 from tests.kubernetes.laws import Watcher, lawful
-from tests.kubernetes.site import CRD, Site
+from tests.kubernetes.site import CRD, Site, ipu_site
 
 _FOLDER = Path(__file__).parent
 _TIMEOUT_S = 600
@@ -167,6 +167,13 @@ def namespace(request: pytest.FixtureRequest) -> str:
     used = "node_cluster" if "node_cluster" in request.fixturenames else "cluster"
     made: KubernetesCluster = request.getfixturevalue(used)
     return made.make_namespace()
+
+
+@pytest.fixture
+def site(cluster: KubernetesCluster) -> Iterator[Site]:
+    """Moorings on the control plane, with 16 IPUs."""
+    with ipu_site(cluster) as found:
+        yield found
 
 
 @pytest.fixture

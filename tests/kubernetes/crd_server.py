@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from moorings.kubernetes.ipujob import API_VERSION, PLURAL
+from moorings.kubernetes.ipujob.types import API_VERSION, PLURAL
 from tests.kubernetes import programs
 from tests.kubernetes.cluster import KubernetesCluster, KubernetesError, Obj
 from tests.kubernetes.rules import Judge, RefusedError

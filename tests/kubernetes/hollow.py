@@ -11,8 +11,8 @@ import sys
 import time
 from typing import Any
 
-from moorings.kubernetes.connection import connect
-from moorings.kubernetes.kube import POD, KubeError
+from moorings.kubernetes.kube.api import POD, KubeError
+from moorings.kubernetes.kube.client import connect
 
 AT_ONCE = 8
 

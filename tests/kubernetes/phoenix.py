@@ -116,8 +116,8 @@ def _tell_reset(namespace: str, job: str, uid: str, instance: int) -> str:
 def live(arguments: list[str], file: Path, name: str) -> int:
     """One life."""
     import moorings.app.kubernetes_operator as app
-    from moorings.kubernetes.connection import KubeClient
-    from moorings.kubernetes.proxy.client import ProxyClient
+    from moorings.kubernetes.kube.client import KubeClient
+    from moorings.kubernetes.proxy_api.client import ProxyClient
 
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     app.secrets = SimpleNamespace(token_hex=lambda _: name)  # type: ignore[assignment, attr-defined]
@@ -134,7 +134,7 @@ def live(arguments: list[str], file: Path, name: str) -> int:
         "create": _tell_claimed,
         "release": _tell_released,
         "reset": _tell_reset,
-        "give_way": _tell_given,
+        "yield_partition": _tell_given,
     }
     for method, tell in asked.items():
         watch(ProxyClient, method, tell, places)

@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from moorings.kubernetes.certificate_keeper import parse_authorities
+from moorings.kubernetes.kube.serving_certificate import parse_authorities
 from tests.e2e.processes import ControllerProcess
 from tests.kubernetes.cluster import KubernetesCluster, KubernetesError, Obj, new_folder
 from tests.processes import killed_on_failure, launch
@@ -343,6 +343,14 @@ class Site:
         """Have a Pod run and be Ready, for the API server."""
         self._set_pod(namespace, name, "Running", {"running": {"startedAt": _now()}}, ready=True)
 
+    def bring_up(self, namespace: str, name: str, **spec: Any) -> str:
+        """Make a job that runs; its Pod's uid."""
+        self.submit(namespace, name, **spec)
+        pod = self.await_pods(namespace, name, f"{name}-worker-0", timeout=60)[f"{name}-worker-0"]
+        self.run_pod(namespace, f"{name}-worker-0")
+        self.await_state(namespace, name, "Running")
+        return str(pod["metadata"]["uid"])
+
     def end_pod(self, namespace: str, name: str, code: int) -> None:
         """Have its container end."""
         ended = {"exitCode": code, "reason": "Completed" if code == 0 else "Error", "finishedAt": _now()}
@@ -409,10 +417,12 @@ def ipu_site(
     start: bool = True,
     policy: str = "",
     values: Mapping[str, str] = MappingProxyType({}),
+    code: Path | None = None,
 ) -> Iterator[Site]:
     """A site on a cluster; a controller for each of ``sizes`` (or of ``pools``), called pod1, pod2 and on.
 
-    ``policy``: their policy file, if they have one; ``values``: of the chart, which gives their rights.
+    ``policy``: their policy file, if they have one; ``values``: of the chart, which gives their rights; ``code``: that
+    of the controllers, if they are of another release.
     """
     folder = new_folder()
     texts = pools or [POOLS.format(name=f"pool{n}", size=size, slow_s=slow_s) for n, size in enumerate(sizes, 1)]
@@ -421,6 +431,7 @@ def ipu_site(
         home = folder / f"pod{number}"
         home.mkdir()
         pods.append(Pod(home, text))
+        pods[-1].code = code
         if policy:
             pods[-1].data.mkdir(0o700)
             (pods[-1].data / "policy.toml").write_text(policy)

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import yaml
 
-from moorings.core.instants import Timestamp
-from moorings.kubernetes.admission import default_ipujob
-from moorings.kubernetes.crd import NAME
-from moorings.kubernetes.ipujob import API_VERSION, KIND, PLURAL, Condition, InstanceStatus, IPUJobStatus
-from moorings.kubernetes.reading import parse_ipujob, parse_status, status_object
+from moorings.core.model.timestamps import Timestamp
+from moorings.kubernetes.ipujob.fields import NAME
+from moorings.kubernetes.ipujob.parsing import parse_ipujob, parse_status, status_object
+from moorings.kubernetes.ipujob.types import API_VERSION, KIND, PLURAL, Condition, InstanceStatus, IPUJobStatus
+from moorings.kubernetes.ipujob.validation import default_ipujob
 from moorings.wire.codec import parse_time
 from tests.kubernetes.cluster import KubernetesCluster, KubernetesError, Obj
 

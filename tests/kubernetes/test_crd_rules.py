@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import yaml
 
-from moorings.core.errors import MooringsError
-from moorings.kubernetes.admission import check_ipujob, check_update
-from moorings.kubernetes.ipujob import API_VERSION, KIND
+from moorings.core.model.errors import MooringsError
+from moorings.kubernetes.ipujob.types import API_VERSION, KIND
+from moorings.kubernetes.ipujob.validation import check_ipujob, check_update
 from tests.kubernetes.cluster import KubernetesCluster, Obj, new_folder
 from tests.kubernetes.crd_server import Agreeing, CrdServer, Server
 from tests.kubernetes.rules import Evaluator, Judge, RefusedError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,14 +14,14 @@ from uuid import uuid4
 import pytest
 import yaml
 
-from moorings.core.errors import MooringsError
-from moorings.kubernetes.connection import connect
-from moorings.kubernetes.credentials import load_credentials
-from moorings.kubernetes.engine.calls import PodStreams
+from moorings.core.model.errors import MooringsError
 from moorings.kubernetes.engine.engine import KubernetesEngine
 from moorings.kubernetes.engine.settings import KubernetesEngineSettings, Volume
-from moorings.kubernetes.kube import IPU_JOB, KubeApi, KubeError, ResourceType
-from moorings.local.logs import TaskLog, read_logs
+from moorings.kubernetes.ipujob.types import IPU_JOB
+from moorings.kubernetes.kube.api import KubeApi, KubeError, ResourceType
+from moorings.kubernetes.kube.client import connect
+from moorings.kubernetes.kube.kubeconfig import load_credentials
+from moorings.kubernetes.kube.pod_streams import PodStreams
 from moorings.ports.engine import Engine, RunSubmission
 from moorings.ports.store import Epoch
 from moorings.testing.engine_suite import (
@@ -50,11 +50,6 @@ PAGE = ROOT / "docs" / "how-to" / "kubernetes-runs.md"
 RUNNER = "moorings-runs"
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 @pytest.fixture(scope="module")
@@ -121,13 +116,6 @@ class KubernetesRig:
         return str(self.work)
 
     async def open(self) -> Engine:
-        clock = WallClock()
-
-        def read(
-            files: Sequence[tuple[Path, bytes]], ended: Callable[[], Awaitable[bool]] | None
-        ) -> AsyncIterator[bytes]:
-            return read_logs([TaskLog(*one) for one in files], ended=ended, pause=clock.sleep)
-
         path = self.kubeconfig
         engine = KubernetesEngine(
             self.settings,
@@ -135,8 +123,7 @@ class KubernetesRig:
             self.installation,
             self.kube(connect({}, path=path)),
             PodStreams(load_credentials({}, path=path)),
-            clock,
-            read,
+            WallClock(),
         )
         return Imaged(engine)  # type: ignore[return-value]
 
@@ -247,10 +234,10 @@ async def test_a_leader_that_stood_still_brings_nothing_to_life_after_another_be
 
         rig.kube = pausing
         async with open_engine(rig) as old:
-            await old.fence(Epoch(6))
+            await old.fence_below(Epoch(6))
             submitting = asyncio.create_task(error_of(old.submit(order)))
             await paused[0].reached.wait()
-            await new.fence(Epoch(7))
+            await new.fence_below(Epoch(7))
             paused[0].goes_on.set()
             error = await submitting
             assert (error.code, error.retryable) == ("engine.unavailable", True)
@@ -261,7 +248,7 @@ async def test_a_leader_that_stood_still_brings_nothing_to_life_after_another_be
 
 
 async def test_a_job_that_somebody_deletes_in_kubernetes_is_cancelled_and_its_output_stays(rig: KubernetesRig) -> None:
-    order = make_order(rig.programs.lasts(), rig.workdir)
+    order = make_order(rig.programs.runs_until_stopped(), rig.workdir)
     async with open_engine(rig) as engine:
         await engine.submit(order)
         await wait_for_output(engine, order.run, READY)
@@ -274,7 +261,7 @@ async def test_a_job_that_somebody_deletes_in_kubernetes_is_cancelled_and_its_ou
 
 async def test_one_that_waits_says_why_and_is_cancelled_without_having_run(rig: KubernetesRig) -> None:
     whole = Accelerators(size=16)
-    blocker, order = (make_order(rig.programs.lasts(), rig.workdir) for _ in range(2))
+    blocker, order = (make_order(rig.programs.runs_until_stopped(), rig.workdir) for _ in range(2))
     blocker, order = (replace(one, job=replace(one.job, accelerators=whole)) for one in (blocker, order))
     async with open_engine(rig) as engine:
         await engine.submit(blocker)
@@ -282,7 +269,7 @@ async def test_one_that_waits_says_why_and_is_cancelled_without_having_run(rig: 
         reference = await engine.submit(order)
         async with asyncio.timeout(PATIENCE_S):
             while "waiting for a partition of 16 IPUs" not in (seen := await observe_run(engine, order.run)).reason:
-                await engine.changed()
+                await engine.wait_for_change()
         assert (seen.phase, seen.reference) == (RunPhase.STARTING, reference)
         await engine.cancel(order.run, "enough")
         end = await wait_for_end(engine, order.run)
@@ -327,11 +314,11 @@ async def test_when_it_has_ended_nothing_of_it_is_left_but_its_record(rig: Kuber
         end = await wait_for_end(engine, order.run)
         async with asyncio.timeout(PATIENCE_S):
             while not rig.site.is_gone(rig.namespace, order.run):
-                await engine.changed()
+                await engine.wait_for_change()
             while rig.site.job_pods(rig.namespace, order.run) or rig.cluster.find(
                 "secret", f"{order.run}-environment", rig.namespace
             ):
-                await engine.changed()
+                await engine.wait_for_change()
         assert sorted((await read_output(engine, order.run)).splitlines()) == [b"[0] kept", b"[1] kept"]
         assert await wait_for_end(engine, order.run) == end
     rig.site.await_empty()
@@ -349,7 +336,7 @@ async def test_a_strangers_job_of_that_name_is_neither_followed_nor_deleted(rig:
 
 
 async def test_while_the_api_server_is_away_nothing_is_concluded_and_nothing_is_lost(rig: KubernetesRig) -> None:
-    running = make_order(rig.programs.lasts(), rig.workdir)
+    running = make_order(rig.programs.runs_until_stopped(), rig.workdir)
     later = make_order(rig.programs.prints("once"), rig.workdir)
     async with open_engine(rig) as engine:
         await engine.submit(running)
@@ -380,7 +367,7 @@ async def _until_taken(engine: Engine, order: RunSubmission) -> None:
         except MooringsError as error:
             if not error.retryable:
                 raise
-            await engine.changed()
+            await engine.wait_for_change()
         else:
             return
 
@@ -402,7 +389,7 @@ async def test_an_output_is_whole_though_its_kubelet_and_its_controller_were_kil
 
 
 async def test_a_run_whose_node_loses_power_is_lost(rig: KubernetesRig) -> None:
-    order = make_order(rig.programs.lasts(), rig.workdir)
+    order = make_order(rig.programs.runs_until_stopped(), rig.workdir)
     node = rig.cluster.nodes[0]
     async with open_engine(rig) as engine:
         await engine.submit(order)

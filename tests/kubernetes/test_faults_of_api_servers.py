@@ -1,4 +1,4 @@
-"""The API server is killed, forgets, refuses, is not reached, or lets others write: jobs go on where they were."""
+"""The API server is killed, forgets, refuses, is not reached, or lets others write: jobs continue where they were."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -28,15 +27,6 @@ def site(kept_cluster: KubernetesCluster) -> Iterator[Site]:
         yield found
 
 
-def bring_up(site: Site, namespace: str, name: str, **spec: Any) -> str:
-    """Make a job that runs; its Pod's uid."""
-    site.submit(namespace, name, **spec)
-    pod = site.await_pods(namespace, name, f"{name}-worker-0", timeout=60)[f"{name}-worker-0"]
-    site.run_pod(namespace, f"{name}-worker-0")
-    site.await_state(namespace, name, "Running")
-    return str(pod["metadata"]["uid"])
-
-
 def check_one_partition_each(watched: Watcher) -> None:
     """No job's instance ever had a second one."""
     assert {owner: len(names) for owner, names in watched.partitions.items() if len(names) != 1} == {}
@@ -44,7 +34,7 @@ def check_one_partition_each(watched: Watcher) -> None:
 
 def test_it_is_killed_while_jobs_are_made_run_and_end(site: Site, watched: Watcher, home: str) -> None:
     cluster = site.cluster
-    uid = bring_up(site, home, "runs")
+    uid = site.bring_up(home, "runs")
     site.submit(home, "begins")
     cluster.kill_api_server()
     cluster.start_api_server()
@@ -67,7 +57,7 @@ def test_a_job_lives_and_goes_without_the_controller_manager(site: Site, watched
     site.cluster.wait(lambda: site.cluster.api("GET", account).get("secrets"))  # Pods are refused before it has one
     site.cluster.kill_controllers()
     try:
-        bring_up(site, home, "job", restartPolicy={"type": "OnFailure"})
+        site.bring_up(home, "job", restartPolicy={"type": "OnFailure"})
         uid = site.job_pods(home, "job")["job-worker-0"]["metadata"]["uid"]
         site.end_pod(home, "job-worker-0", 1)
         site.await_another(home, "job", "job-worker-0", uid)
@@ -82,7 +72,7 @@ def test_a_job_lives_and_goes_without_the_controller_manager(site: Site, watched
 
 @contextmanager
 def written_all_the_time(site: Site, namespace: str, name: str) -> Iterator[list[int]]:
-    """Somebody else's annotations and status come all the time; how many."""
+    """Another writer changes annotations and status all the time; return how often."""
     ended, count = threading.Event(), [0]
     path = f"{JOBS}/namespaces/{namespace}/ipujobs/{name}"
 
@@ -109,7 +99,7 @@ def written_all_the_time(site: Site, namespace: str, name: str) -> Iterator[list
 
 def test_somebody_else_writes_the_job_all_the_time(site: Site, watched: Watcher, home: str) -> None:
     with written_all_the_time(site, home, "job") as count:
-        uid = bring_up(site, home, "job", restartPolicy={"type": "OnFailure"})
+        uid = site.bring_up(home, "job", restartPolicy={"type": "OnFailure"})
         site.end_pod(home, "job-worker-0", 1)
         site.await_another(home, "job", "job-worker-0", uid)
         site.run_pod(home, "job-worker-0")
@@ -175,7 +165,7 @@ def road(site: Site, tmp_path: Path) -> Iterator[Road]:
 
 def test_a_watch_is_cut_and_what_was_missed_is_forgotten(site: Site, watched: Watcher, home: str, road: Road) -> None:
     policy = {"type": "OnFailure"}
-    uids = {name: bring_up(site, home, name, restartPolicy=policy) for name in ("fails", "loses", "goes", "stays")}
+    uids = {name: site.bring_up(home, name, restartPolicy=policy) for name in ("fails", "loses", "goes", "stays")}
     road.have(lambda way: way.cut())  # once for nothing
     road.have(lambda way: way.cut(refuse=True))
     site.end_pod(home, "fails-worker-0", 1)
@@ -195,7 +185,7 @@ def test_a_watch_is_cut_and_what_was_missed_is_forgotten(site: Site, watched: Wa
 
 
 def test_nothing_passes_for_longer_than_a_lease_is_renewed(site: Site, watched: Watcher, home: str, road: Road) -> None:
-    uid = bring_up(site, home, "job")
+    uid = site.bring_up(home, "job")
     won = site.log("operator").count("election.won")
     road.have(lambda way: way.freeze())
     site.submit(home, "waits")

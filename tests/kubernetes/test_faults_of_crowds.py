@@ -11,12 +11,12 @@ from dataclasses import replace
 import pytest
 
 from moorings.app.kubernetes_operator import STOP_S
-from moorings.kubernetes.acts import AcquirePartition, AddFinalizer, CleanPartition, ReleasePartition
-from moorings.kubernetes.connection import connect
-from moorings.kubernetes.doing import JobExecutor, UnobservedPods
-from moorings.kubernetes.objects import PodOptions
-from moorings.kubernetes.proxy.client import ProxyClient
-from moorings.kubernetes.reading import parse_ipujob
+from moorings.kubernetes.ipujob.parsing import parse_ipujob
+from moorings.kubernetes.kube.client import connect
+from moorings.kubernetes.operator.actions import AcquirePartition, AddFinalizer, CleanPartition, ReleasePartition
+from moorings.kubernetes.operator.executor import JobExecutor, UnobservedPods
+from moorings.kubernetes.operator.pod_builder import PodOptions
+from moorings.kubernetes.proxy_api.client import ProxyClient
 from tests.kubernetes.api import KubernetesError
 from tests.kubernetes.cluster import KubernetesCluster
 from tests.kubernetes.laws import Watcher, clear
@@ -185,7 +185,7 @@ async def test_nothing_is_claimed_for_a_job_that_went_before_it_was_taken_on(sit
     token = site.cluster.token(site.namespace, OPERATOR, "moorings-proxy")
     kube = connect({}, path=str(site.cluster.kubeconfig))
     async with ProxyClient(site.proxy_url, token=lambda: token) as proxy:
-        proxy.trust(site.proxy_ca())
+        proxy.add_authorities(site.proxy_ca())
         doer = JobExecutor(kube, proxy, PodOptions(), lambda: True, lambda _: None, lambda _: None, time.monotonic)
         failed = await doer.do(
             replace(seen, finalizers=()), [AddFinalizer(), AcquirePartition(0)], {}, UnobservedPods()
@@ -207,7 +207,7 @@ async def test_who_stopped_leading_while_it_looked_takes_no_partition_away(
     leads = iter([True, False])
     kube = connect({}, path=str(site.cluster.kubeconfig))
     async with ProxyClient(site.proxy_url, token=lambda: token) as proxy:
-        proxy.trust(site.proxy_ca())
+        proxy.add_authorities(site.proxy_ca())
         doer = JobExecutor(
             kube, proxy, PodOptions(), lambda: next(leads), lambda _: None, lambda _: None, time.monotonic
         )

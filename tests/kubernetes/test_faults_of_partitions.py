@@ -1,11 +1,10 @@
-"""Proxy or controller away, hardware that loses a partition, too few of them: jobs wait, are told why, and go on."""
+"""Proxy or controller away, hardware that loses a partition, too few of them: jobs wait, are told why, and continue."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 
@@ -21,15 +20,6 @@ AGAIN = {"type": "OnFailure"}
 def site(kept_cluster: KubernetesCluster) -> Iterator[Site]:
     with ipu_site(kept_cluster, sizes=(16, 16)) as found:
         yield found
-
-
-def bring_up(site: Site, namespace: str, name: str, **spec: Any) -> str:
-    """Make a job that runs; its Pod's uid."""
-    site.submit(namespace, name, **spec)
-    pod = site.await_pods(namespace, name, f"{name}-worker-0", timeout=60)[f"{name}-worker-0"]
-    site.run_pod(namespace, f"{name}-worker-0")
-    site.await_state(namespace, name, "Running")
-    return str(pod["metadata"]["uid"])
 
 
 def await_words(site: Site, namespace: str, name: str, *words: str, timeout: float = 60) -> str:
@@ -61,7 +51,7 @@ def partition_of(pod: Obj) -> str:
 
 @pytest.mark.smoke
 def test_the_proxy_is_killed_in_the_midst_and_stays_away_for_a_while(site: Site, watched: Watcher, home: str) -> None:
-    uids = {name: bring_up(site, home, name, restartPolicy=AGAIN) for name in ("stays", "fails", "goes")}
+    uids = {name: site.bring_up(home, name, restartPolicy=AGAIN) for name in ("stays", "fails", "goes")}
     site.submit(home, "begins")
     site.kill_proxy()
     site.submit(home, "comes")
@@ -83,7 +73,7 @@ def test_the_proxy_is_killed_in_the_midst_and_stays_away_for_a_while(site: Site,
 
 @pytest.mark.smoke
 def test_a_controller_is_killed_and_the_other_one_serves(site: Site, watched: Watcher, home: str) -> None:
-    uid = bring_up(site, home, "first", ipusPerJobInstance="16")
+    uid = site.bring_up(home, "first", ipusPerJobInstance="16")
     (where,) = [pod for pod in site.pods if "first" in held(site)[pod.folder.name]]
     (answers,) = [pod for pod in site.pods if pod is not where]
     before = resets(answers)
@@ -110,7 +100,7 @@ def test_a_controller_is_killed_and_the_other_one_serves(site: Site, watched: Wa
 
 
 def test_all_controllers_are_killed_and_nobody_loses_anything(site: Site, watched: Watcher, home: str) -> None:
-    uid = bring_up(site, home, "stays", restartPolicy=AGAIN)
+    uid = site.bring_up(home, "stays", restartPolicy=AGAIN)
     for pod in site.pods:
         pod.kill()
     try:
@@ -132,8 +122,8 @@ def test_all_controllers_are_killed_and_nobody_loses_anything(site: Site, watche
 def test_partitions_vanish_under_their_jobs(site: Site, watched: Watcher, home: str) -> None:
     """The hardware knows nothing of them any more; a controller believes that after half a minute."""
     with vanishing(site, 2):
-        uid = bring_up(site, home, "again", ipusPerJobInstance="2", restartPolicy=AGAIN)
-        bring_up(site, home, "never", ipusPerJobInstance="4")
+        uid = site.bring_up(home, "again", ipusPerJobInstance="2", restartPolicy=AGAIN)
+        site.bring_up(home, "never", ipusPerJobInstance="4")
         names = {name: partition_of(site.job_pods(home, name)[f"{name}-worker-0"]) for name in ("again", "never")}
         watched.vanished |= set(names.values())
         status = site.await_state(home, "never", "Failed")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from moorings.kubernetes import names
+from moorings.kubernetes.ipujob import names
 from tests.kubernetes import images
 from tests.kubernetes.cluster import KubernetesCluster
 from tests.kubernetes.laws import Watcher, lawful

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from moorings.kubernetes import names
-from moorings.kubernetes.admission import default_ipujob
-from moorings.kubernetes.objects import build_launcher_rbac
-from moorings.kubernetes.reading import parse_ipujob
-from moorings.kubernetes.remote import kubexec_script
+from moorings.kubernetes.ipujob import names
+from moorings.kubernetes.ipujob.parsing import parse_ipujob
+from moorings.kubernetes.ipujob.validation import default_ipujob
+from moorings.kubernetes.operator.pod_builder import build_launcher_rbac, kubexec_script
 from tests.kubernetes import images, programs
 from tests.kubernetes.cluster import KubernetesCluster, Obj
-from tests.processes import DYING_WITH_US
+from tests.launcher import LauncherProcess
 from tests.unit.kubernetes.cluster_stand_in import Proxy, serve_proxy
-from tests.waiting import patient, until
+from tests.waiting import patient
 
 WORKERS = ["job-worker-0", "job-worker-1"]
 
@@ -43,7 +40,7 @@ def give_access(cluster: KubernetesCluster, namespace: str, workers: int) -> Non
         cluster.apply(json.dumps(one))
 
 
-class Launcher:
+class Launcher(LauncherProcess):
     """A launcher's process in a namespace, and the Pods it waits for."""
 
     def __init__(self, cluster: KubernetesCluster, namespace: str, folder: Path, proxy_url: str, workers: int) -> None:
@@ -65,34 +62,8 @@ class Launcher:
             "MOORINGS_PROXY_URL": proxy_url,
             "MOORINGS_PROXY_TOKEN_FILE": str(account / "token"),
         }
-        words = [
-            *DYING_WITH_US,
-            sys.executable,
-            "-S",
-            "-m",
-            "moorings.app.kubernetes_launcher",
-            "--into",
-            str(folder / "bin"),
-        ]
-        words += ["--kubectl", str(folder / "kubectl"), "--account", str(account)]
-        self.process = subprocess.Popen(
-            words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1
-        )
-        self.lines: list[str] = []
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        self.lines.extend(iter(self.process.stdout.readline, ""))
-
-    def wait_for(self, words: str) -> None:
-        until(lambda: any(words in line for line in self.lines), 60, what=lambda: f"{words!r} in {self.lines}")
-
-    def end(self) -> int:
-        code = self.process.wait(patient(60))
-        self._reader.join()
-        return code
+        words = ["--into", str(folder / "bin"), "--kubectl", str(folder / "kubectl"), "--account", str(account)]
+        super().__init__(environment, *words, stderr=subprocess.STDOUT)
 
     def make_pod(self, name: str, **more: str) -> None:
         spec = {"containers": [{"name": "main", "image": "main:latest"}], **more}

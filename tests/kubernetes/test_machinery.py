@@ -16,12 +16,21 @@ from typing import Any
 import pytest
 import yaml
 
-from moorings.core.instants import Timestamp
-from moorings.kubernetes import connection
-from moorings.kubernetes.connection import KubeClient, KubeTimeouts, connect
-from moorings.kubernetes.events import COMBINED, SIMILAR_MAX, EventRecorder
-from moorings.kubernetes.informer import Informer, ObjectKey
-from moorings.kubernetes.kube import CONFIG_MAP, EVENT, NAMESPACE, POD, SECRET, TOKEN_REVIEW, KubeError, ResourceType
+from moorings.core.model.timestamps import Timestamp
+from moorings.kubernetes.kube import client
+from moorings.kubernetes.kube.api import (
+    CONFIG_MAP,
+    EVENT,
+    NAMESPACE,
+    POD,
+    SECRET,
+    TOKEN_REVIEW,
+    KubeError,
+    ResourceType,
+)
+from moorings.kubernetes.kube.client import KubeClient, KubeTimeouts, connect
+from moorings.kubernetes.kube.events import COMBINED, SIMILAR_MAX, EventRecorder
+from moorings.kubernetes.kube.informer import Informer, ObjectKey
 from tests.kubernetes.cluster import KubernetesCluster
 from tests.kubernetes.ways import Front, Way
 from tests.processes import launch
@@ -157,7 +166,7 @@ def note_calls(kube: KubeClient, note: Callable[[str], None], monkeypatch: pytes
 async def test_a_long_list_comes_in_pages_of_one_moment(
     cluster: KubernetesCluster, namespace: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(connection, "PAGE", 10)
+    monkeypatch.setattr(client, "PAGE", 10)
     async with connected(cluster.kubeconfig) as kube:
         await asyncio.gather(*(kube.create(CONFIG_MAP, config_map(f"c{n}"), namespace) for n in range(34)))
         pages = []
@@ -557,20 +566,20 @@ async def test_what_is_told_again_is_counted_and_shown_to_people(cluster: Kubern
             await until_async(lambda: seen(count), 20, what=lambda: found)
 
         for count in range(1, 4):
-            recorder.tell(about, "Warning", "NoRoom", "waiting for a partition of 4 IPUs")
+            recorder.record(about, "Warning", "NoRoom", "waiting for a partition of 4 IPUs")
             await wait(count)
-        recorder.tell(about, "Normal", "Granted", "x" * 3000)
+        recorder.record(about, "Normal", "Granted", "x" * 3000)
         await wait(4)
         assert sorted(event["count"] for event in found) == [1, 3]
         shown = cluster.kubectl("describe", "configmap", "a", "-n", namespace)
         assert "waiting for a partition of 4 IPUs" in shown
         assert "(x3 over" in shown
-        # The server forgets events; the next one of the same begins anew.
+        # The server forgets events; the next one of the same begins again.
         for event in found:
             await kube.delete(EVENT, event["metadata"]["name"], namespace)
-        recorder.tell(about, "Warning", "NoRoom", "waiting for a partition of 4 IPUs")
+        recorder.record(about, "Warning", "NoRoom", "waiting for a partition of 4 IPUs")
         await wait(4)
-        assert recorder.lost == 0
+        assert recorder.dropped == 0
 
 
 async def test_a_flood_is_held_back_and_nobody_waits(cluster: KubernetesCluster, namespace: str, tmp_path: Path):
@@ -579,8 +588,8 @@ async def test_a_flood_is_held_back_and_nobody_waits(cluster: KubernetesCluster,
         about = await kube.create(CONFIG_MAP, config_map("a"), namespace)
         async with recording(kube) as recorder:
             for number in range(1000):
-                recorder.tell(about, "Normal", "Busy", f"step {number}")
-            assert recorder.lost == 975
+                recorder.record(about, "Normal", "Busy", f"step {number}")
+            assert recorder.dropped == 975
 
             async def combined() -> int:
                 told = (await kube.list(EVENT, namespace)).items
@@ -590,6 +599,6 @@ async def test_a_flood_is_held_back_and_nobody_waits(cluster: KubernetesCluster,
             way.cut(refuse=True)
             for number in range(5000):  # without a pause: nothing of it can wait for the server
                 other = {**about, "metadata": {**about["metadata"], "name": f"n{number}", "uid": f"u{number}"}}
-                recorder.tell(other, "Normal", "Busy", "nobody hears this")
-            assert recorder.lost >= 975 + 4000
+                recorder.record(other, "Normal", "Busy", "nobody hears this")
+            assert recorder.dropped >= 975 + 4000
             assert len(recorder._pending) <= 1000

@@ -19,7 +19,7 @@ from socketserver import UnixStreamServer
 import pytest
 import yaml
 
-from moorings.kubernetes.certificates import make_certificates
+from moorings.kubernetes.kube.certificates import make_certificates
 from tests.kubernetes.cluster import KubernetesCluster
 from tests.packaging.chart import CHART, run_helm
 from tests.waiting import patient, until

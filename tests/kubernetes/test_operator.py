@@ -7,12 +7,11 @@ import http.client
 import socket
 import stat
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from moorings.kubernetes.refusals import PATIENCE_S
+from moorings.kubernetes.operator.create_failures import PATIENCE_S
 from tests.kubernetes.cluster import KubernetesCluster
 from tests.kubernetes.site import JOBS, Site, ipu_site, template
 from tests.waiting import patient
@@ -20,12 +19,6 @@ from tests.waiting import patient
 MERGE = "application/merge-patch+json"
 FINALIZER = "ipu.finalizers.graphcore.ai"
 LAUNCHER = {"command": ["mpirun", "hostname"]}
-
-
-@pytest.fixture
-def site(cluster: KubernetesCluster) -> Iterator[Site]:
-    with ipu_site(cluster) as found:
-        yield found
 
 
 def run_all(site: Site, namespace: str, *names: str) -> None:

@@ -74,7 +74,7 @@ def lend(site: Site, home: str, *, launcher: bool) -> dict[str, Obj]:
 
 
 def go_on(site: Site, lab: str, home: str, before: dict[str, Obj]) -> None:
-    """The lab's job has its IPUs, and ends; then the borrower goes on with new Pods."""
+    """The lab's job has its IPUs, and ends; then the borrower continues with new Pods."""
     site.await_pods(lab, "own", "own-worker-0", timeout=120)
     site.run_pod(lab, "own-worker-0")
     site.await_state(lab, "own", "Running")

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from moorings.kubernetes import names
+from moorings.kubernetes.ipujob import names
 from tests.kubernetes import images
 from tests.kubernetes.cluster import KubernetesCluster, Obj
 from tests.kubernetes.images import Image

@@ -25,11 +25,7 @@ SERVING = ("serve-worker-0",)
 @contextmanager
 def site_of(cluster: KubernetesCluster, code: Path, old: Sequence[str]) -> Iterator[Site]:
     """A site of which these parts are of the release."""
-    with ipu_site(cluster, start=False) as site:
-        if "controller" in old:
-            site.pod.kill()
-            site.pod.code = code
-            site.pod.start()
+    with ipu_site(cluster, start=False, code=code if "controller" in old else None) as site:
         site.codes = dict.fromkeys(old, code)
         site.start_proxy()
         site.start_operator()

@@ -18,9 +18,10 @@ from typing import Any
 import pytest
 
 from moorings.app.clock import SystemClock
-from moorings.core.instants import Timestamp, add_seconds
-from moorings.kubernetes.certificate_keeper import CertificateRotator, WebhookTrustStore
-from moorings.kubernetes.certificates import (
+from moorings.core.model.timestamps import Timestamp, add_seconds
+from moorings.kubernetes.ipujob.fields import NAME
+from moorings.kubernetes.ipujob.types import FINALIZER, PLURAL
+from moorings.kubernetes.kube.certificates import (
     OVERLAP,
     PROPAGATION,
     build_secret,
@@ -29,11 +30,10 @@ from moorings.kubernetes.certificates import (
     parse_secret,
     service_names,
 )
-from moorings.kubernetes.connection import KubeClient, connect
-from moorings.kubernetes.crd import NAME
-from moorings.kubernetes.ipujob import FINALIZER, PLURAL
-from moorings.kubernetes.webhook_server import listen, make_webhook_server
-from moorings.kubernetes.webhooks import MUTATE, VALIDATE, make_webhook_app
+from moorings.kubernetes.kube.client import KubeClient, connect
+from moorings.kubernetes.kube.serving_certificate import CertificateRotator, WebhookTrustStore
+from moorings.kubernetes.operator.webhook_server import listen, make_webhook_server
+from moorings.kubernetes.operator.webhooks import MUTATE, VALIDATE, make_webhook_app
 from tests.kubernetes.cluster import KubernetesCluster, KubernetesError, Obj
 from tests.waiting import patient
 
@@ -118,7 +118,7 @@ class Site:
         keeper = self.keeper(kube)
         with contextlib.closing(listen(self.cluster.host, 0)) as listening:
             await keeper.prepare()
-            server = make_webhook_server(make_webhook_app(is_ready=lambda: keeper.ready), keeper.context)
+            server = make_webhook_server(make_webhook_app(is_ready=lambda: keeper.is_ready), keeper.context)
             work = asyncio.create_task(server.serve(sockets=[listening]))
             try:
                 yield keeper, listening.getsockname()[1]
@@ -211,7 +211,7 @@ async def test_jobs_are_completed_checked_and_warned_of(site: Site, way: str) ->
     async with site.replica() as (keeper, port):
         await asyncio.to_thread(site.cluster.add_service, SERVICE, site.namespace, port)
         site.configure(url=f"https://{site.cluster.host}:{port}" if way == "url" else "")
-        await keeper.look()
+        await keeper.reconcile()
         await site.hooked()
         await asyncio.to_thread(_try_jobs, site)
 
@@ -253,7 +253,7 @@ async def test_a_job_that_came_past_the_webhooks_can_be_finished(site: Site) -> 
     )
     async with site.replica() as (keeper, port):
         site.configure(url=f"https://{site.cluster.host}:{port}")
-        await keeper.look()
+        await keeper.reconcile()
         await site.hooked()
         with pytest.raises(KubernetesError):
             await asyncio.to_thread(site.create, f"{name}-2")
@@ -272,7 +272,7 @@ def _finish(site: Site, name: str) -> None:
 async def test_webhooks_that_are_down_hold_jobs_up_or_do_not_as_the_policy_says(site: Site, policy: str) -> None:
     async with site.replica() as (keeper, port):
         site.configure(policy, url=f"https://{site.cluster.host}:{port}")
-        await keeper.look()
+        await keeper.reconcile()
         await site.hooked()
     if policy == "Fail":
         with pytest.raises(KubernetesError, match="failed calling webhook"):
@@ -292,7 +292,7 @@ async def test_an_authority_is_replaced_while_jobs_come_in(site: Site) -> None:
     site.cluster.apply(json.dumps(build_secret(site.namespace, SECRET, build_secret_data(old))))
     async with site.replica() as (first, port), site.replica() as (second, other):
         site.configure(url=f"https://{site.cluster.host}:{port}", validating_url=f"https://{site.cluster.host}:{other}")
-        await first.look()
+        await first.reconcile()
         await site.hooked()
         over, count = asyncio.Event(), 0
 
@@ -308,9 +308,9 @@ async def test_an_authority_is_replaced_while_jobs_come_in(site: Site) -> None:
         bundles, certificates = [], []
         for forward in (timedelta(), PROPAGATION + timedelta(minutes=1), OVERLAP + timedelta(hours=1)):
             site.clock.forward = forward
-            await first.look()
+            await first.reconcile()
             await asyncio.sleep(0.5)  # jobs come in between the two replicas' looks
-            await second.look()
+            await second.reconcile()
             await asyncio.sleep(0.5)
             bundles.append(site.bundles)
             certificates.append(site.secret["data"]["cert"])
@@ -334,16 +334,16 @@ async def test_replicas_that_race_make_one_certificate(site: Site) -> None:
     assert held is not None
     assert held.ca_key
     assert site.secret["type"] == "Opaque"
-    await asyncio.gather(*(keeper.look() for keeper in keepers))
+    await asyncio.gather(*(keeper.reconcile() for keeper in keepers))
     assert site.bundles == {held.ca}
     site.clock.forward = timedelta(days=300)
-    await asyncio.gather(*(keeper.look() for keeper in keepers))
+    await asyncio.gather(*(keeper.reconcile() for keeper in keepers))
     renewed = parse_secret(site.secret)
     assert renewed is not None
     assert renewed.cert != held.cert
     assert renewed.ca == held.ca
     before = site.secret
-    await asyncio.gather(*(keeper.look() for keeper in keepers))
+    await asyncio.gather(*(keeper.reconcile() for keeper in keepers))
     assert site.secret == before, "nothing is written twice"
     for kube in kubes:
         await kube.close()

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-import pytest
-
-from tests.kubernetes.cluster import KubernetesCluster, Obj
-from tests.kubernetes.site import JOBS, Site, ipu_site, template
+from tests.kubernetes.cluster import Obj
+from tests.kubernetes.site import JOBS, Site, template
 
 LAUNCHER = {"command": ["mpirun", "hostname"]}
 SOON_S = 45  # what a garbage collector takes at its first deletion
-
-
-@pytest.fixture
-def site(cluster: KubernetesCluster) -> Iterator[Site]:
-    with ipu_site(cluster) as found:
-        yield found
 
 
 def test_a_job_past_its_deadline_fails_and_gives_its_ipus_back(site: Site, namespace: str) -> None:

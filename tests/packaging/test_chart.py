@@ -22,7 +22,7 @@ from moorings.app import (
     kubernetes_proxy,
     kubernetes_uninstall,
 )
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
 from moorings.kubernetes.proxy.settings import parse_controllers
 from tests.packaging.chart import (
     CHART,

@@ -1,7 +1,7 @@
 """The Dockerfile built by Debian's buildah, for both architectures: what it makes is what scripts/image.py makes.
 
 There is no registry here, so the base image is the Debian that tests/kubernetes makes. buildah is unpacked, not
-installed: it starts itself anew without the variables that would lead to its libraries, so it runs where its packages
+installed: it starts itself again without the variables that would lead to its libraries, so it runs where its packages
 are laid over ``/usr`` and ``/etc``, in a mount namespace of its own.
 """
 

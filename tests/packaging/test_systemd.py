@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from moorings.app.notify import SystemdNotifier, feed_watchdog
+from moorings.app.systemd import SystemdNotifier, feed_watchdog
 from tests.debian import ROOT, program, surroundings
 from tests.e2e.processes import ControllerProcess
 from tests.waiting import patient

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from moorings.slurm.host.nodes import BindRequest
+from moorings.slurm.host.bind_protocol import BindRequest
 
 GOOD = {
     "partition": "p1",

@@ -234,7 +234,7 @@ class SlurmCluster:
         self._kill(f"n{number}")
 
     def kill_slurmd(self, number: int) -> None:
-        """SIGKILL a node's slurmd alone: the steps go on. The node's init starts it again a second later."""
+        """SIGKILL a node's slurmd alone: the steps continue. The node's init starts it again a second later."""
         for pid in descendants(self.processes[f"n{number}"].pid):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 if Path(f"/proc/{pid}/comm").read_text() == "slurmd\n":
@@ -304,7 +304,7 @@ class SlurmCluster:
         until(lambda: not away(), START_S, what=told)
 
     def configure(self, extra_conf: str) -> None:
-        """Write slurm.conf anew with these lines; ``reconfigure`` or a restart makes the daemons read it."""
+        """Write slurm.conf again with these lines; ``reconfigure`` or a restart makes the daemons read it."""
         self._write_slurm_conf(extra_conf)
 
     def reconfigure(self) -> None:
@@ -378,7 +378,7 @@ class SlurmCluster:
         return done.stdout
 
     def spawn(self, *argv: str, user: str | None = None, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
-        """Start a command that goes on, srun or salloc; whoever started it ends it, else ``settle`` or ``remove``."""
+        """Start a command that continues, srun or salloc; whoever started it ends it, else ``settle`` or ``remove``."""
         started = self._starter.submit(
             subprocess.Popen,
             self._build_words(argv, user, "--pdeathsig=KILL"),

@@ -37,8 +37,8 @@ WAIT_S = 60
 LICENSES = ",".join([f"ipu:{N_IPUS}", *(f"ipu_{size}:{N_IPUS}" for size in SIZES), "moorings_gate:1"])
 _HURRIED = """
 from moorings.app.slurm_agent import main
-from moorings.slurm.host import node_watch, silent
-silent.SILENT_S = node_watch.AGAIN_S = {seconds}
+from moorings.slurm.host import node_monitor, unbound_tasks
+unbound_tasks.SILENT_S = node_monitor.AGAIN_S = {seconds}
 raise SystemExit(main())
 """
 

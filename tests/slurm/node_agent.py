@@ -9,9 +9,9 @@ import threading
 from collections.abc import Callable
 from typing import Self
 
-from moorings.core.bindings import Binding, GcdBinding, Rendezvous
-from moorings.core.devices import PoolName, device_id
-from moorings.slurm.host.nodes import BindReply, BindRequest, BindStatus, build_reply, parse_request, reply_for
+from moorings.core.model.bindings import Binding, GcdBinding, Rendezvous
+from moorings.core.model.devices import PoolName, device_id
+from moorings.slurm.host.bind_protocol import BindReply, BindRequest, BindStatus, build_reply, parse_request, reply_for
 from moorings.slurm.munge import Munge
 
 POOL = PoolName("pod1")

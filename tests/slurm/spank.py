@@ -27,7 +27,7 @@ def build_plugin(cluster: SlurmCluster, source: Path = SOURCES / "moorings_spank
 
 
 def plug(cluster: SlurmCluster, agent: str, wait_s: int = 30, extra: str = "") -> None:
-    """Set the plugin up; every command and step reads this anew."""
+    """Set the plugin up; every command and step reads this again."""
     plugin, socket = cluster.etc / "moorings_spank.so", cluster.munge_socket
     words = f"agent={agent} max=256 wait={wait_s} munge_socket={socket} run_dir={run_dir(cluster)} {extra}"
     line = f"optional {plugin} {words}\n"

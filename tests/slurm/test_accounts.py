@@ -1,4 +1,4 @@
-"""Whose a job is: without enforcement ``sbatch -A`` names any account, and takes no project's guarantee by it."""
+"""The owner of a job: without enforcement ``sbatch -A`` names any account, and takes no project's guarantee by it."""
 
 from __future__ import annotations
 

@@ -44,7 +44,9 @@ def test_a_daemon_of_a_cancelled_job_is_dead_before_its_partition_goes(site: Ipu
     """proctrack/linuxproc lets it go."""
     beat: Path = site.cluster.work / "beat"
     job = site.cluster.sbatch(f"{DAEMON}; sleep 1000", "--ipus=2")
-    until(lambda: beat.exists() and beat.read_text(), what=lambda: site.cluster.output(job) + site.log())
+    until(
+        lambda: beat.exists() and len(beat.read_text().split()) > 1, what=lambda: site.cluster.output(job) + site.log()
+    )
     site.cluster.check("scancel", str(job))
     until(lambda: site.claims() == [], what=site.log)
     partitions = made_by(orders(site.controller.data), PROVISION_S, REMOVE_S)

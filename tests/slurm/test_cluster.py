@@ -135,7 +135,7 @@ def test_a_changed_slurm_conf_is_read_again(slurm_release):
         cluster.configure("PartitionName=other Nodes=ALL Default=YES")
         cluster.reconfigure()
         until(lambda: cluster.check("sinfo", "-h", "-o", "%P").split() == ["other*"])
-        cluster.stop_controller()  # a release that starts anew to read it, starts as our child
+        cluster.stop_controller()  # a release that starts again to read it, starts as our child
         cluster.start_controller()
         assert cluster.check("srun", "echo", "here") == "here\n"
 

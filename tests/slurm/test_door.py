@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from moorings.core.errors import MooringsError
-from moorings.slurm.host import door as door_module
-from moorings.slurm.host import hello
-from moorings.slurm.host.door import BindServer
-from moorings.slurm.host.nodes import BindReply, BindRequest, BindStatus, GcdReply, build_request
-from moorings.slurm.host.why import WaitReasonQuery
-from moorings.slurm.host.why import build_request as build_why
-from moorings.slurm.host.why import parse_reply as parse_why
+from moorings.core.model.errors import MooringsError
+from moorings.slurm.host import bind_server as door_module
+from moorings.slurm.host import plugin_heartbeat
+from moorings.slurm.host.bind_protocol import BindReply, BindRequest, BindStatus, GcdReply, build_request
+from moorings.slurm.host.bind_server import BindServer
+from moorings.slurm.host.wait_reason import WaitReasonQuery
+from moorings.slurm.host.wait_reason import build_request as build_why
+from moorings.slurm.host.wait_reason import parse_reply as parse_why
 from moorings.slurm.munge import Munge
 from tests.slurm import programs
 from tests.slurm.cluster import SlurmCluster
@@ -105,18 +105,18 @@ def refusals(caplog: pytest.LogCaptureFixture) -> list[Any]:
 
 @pytest.mark.parametrize("noted", [True, False])
 def test_a_slurmd_is_told_whether_its_plugin_was_noted(munge: Munge, noted: bool) -> None:
-    heard: list[hello.PluginHeartbeat] = []
-    told = hello.PluginHeartbeat("n1", "fedcba9876543210", 1500, "0123456789abcdef")
+    heard: list[plugin_heartbeat.PluginHeartbeat] = []
+    told = plugin_heartbeat.PluginHeartbeat("n1", "fedcba9876543210", 1500, "0123456789abcdef")
 
-    def note(one: hello.PluginHeartbeat) -> bool:
+    def note(one: plugin_heartbeat.PluginHeartbeat) -> bool:
         heard.append(one)
         return noted
 
     async def visit(site: Site) -> None:
         reader, writer = await site.connect(NODE)
-        writer.write(munge.encode(hello.build_request(told)).encode() + b"\n")
+        writer.write(munge.encode(plugin_heartbeat.build_request(told)).encode() + b"\n")
         answer = munge.decode((await rest_of(reader)).decode().strip())
-        assert answer.payload == hello.build_reply(told, noted=noted)
+        assert answer.payload == plugin_heartbeat.build_reply(told, noted=noted)
 
     at_door(munge, visit, note=note)
     assert heard == [told]

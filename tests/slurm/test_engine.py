@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from moorings.core.claims import CheckpointContract
-from moorings.local.fence import FileFence
-from moorings.local.logs import TaskLog, read_logs
+from moorings.core.model.claims import CheckpointContract
 from moorings.ports.engine import RunSubmission
 from moorings.slurm.commands import SlurmCommands
 from moorings.slurm.engine.engine import SlurmEngine
@@ -39,11 +37,6 @@ from tests.slurm.ipus import IpuSite, ipu_site
 from tests.unit.local.local_rig import WallClock
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.fixture(scope="module")
 def site(slurm_release: str) -> Iterator[IpuSite]:
     with ipu_site(slurm_release) as made:
@@ -67,15 +60,8 @@ class SlurmRig:
         return str(self.work)
 
     async def open(self) -> SlurmEngine:
-        clock = WallClock()
-
-        def read(
-            files: Sequence[tuple[Path, bytes]], ended: Callable[[], Awaitable[bool]] | None
-        ) -> AsyncIterator[bytes]:
-            return read_logs([TaskLog(*one) for one in files], ended=ended, pause=clock.sleep)
-
         settings = SlurmEngineSettings(self.runs)
-        return SlurmEngine(settings, SlurmCommands(self.site.cluster.env), clock, FileFence(self.runs), read)
+        return SlurmEngine(settings, SlurmCommands(self.site.cluster.env), WallClock())
 
 
 @pytest.fixture
@@ -101,7 +87,7 @@ def resumable(order: RunSubmission) -> RunSubmission:
 
 async def test_a_job_whose_id_was_lost_on_the_way_is_found_again(rig: SlurmRig) -> None:
     """The controller died between Slurm's answer and its own note of it."""
-    order = make_order(rig.programs.lasts(), rig.workdir)
+    order = make_order(rig.programs.runs_until_stopped(), rig.workdir)
     async with open_engine(rig) as engine:
         job = await engine.submit(order)
         (rig.runs / order.run / "0" / "job").unlink()
@@ -146,7 +132,7 @@ async def test_a_resumable_run_that_slurm_requeues_runs_again(rig: SlurmRig) -> 
 
 
 async def test_what_is_cancelled_in_slurm_is_cancelled(rig: SlurmRig) -> None:
-    order = make_order(rig.programs.lasts(), rig.workdir)
+    order = make_order(rig.programs.runs_until_stopped(), rig.workdir)
     async with open_engine(rig) as engine:
         job = await engine.submit(order)
         await wait_for_phase(engine, order.run, RunPhase.RUNNING)
@@ -167,7 +153,7 @@ async def test_what_ignores_a_cancellation_in_slurm_is_killed_by_it(rig: SlurmRi
 
 
 async def test_a_run_whose_node_goes_down_is_lost(rig: SlurmRig) -> None:
-    order = make_order(rig.programs.lasts(), rig.workdir)
+    order = make_order(rig.programs.runs_until_stopped(), rig.workdir)
     async with open_engine(rig) as engine:
         job = await engine.submit(order)
         await wait_for_phase(engine, order.run, RunPhase.RUNNING)
@@ -184,7 +170,7 @@ async def test_a_run_whose_node_goes_down_is_lost(rig: SlurmRig) -> None:
 async def test_while_slurm_is_away_nothing_is_concluded_and_nothing_is_lost(
     rig: SlurmRig, end_it: Callable[[SlurmCluster], None]
 ) -> None:
-    running = make_order(rig.programs.lasts(), rig.workdir)
+    running = make_order(rig.programs.runs_until_stopped(), rig.workdir)
     later = make_order(rig.programs.prints("once"), rig.workdir)
     async with open_engine(rig) as engine:
         await engine.submit(running)
@@ -194,7 +180,7 @@ async def test_while_slurm_is_away_nothing_is_concluded_and_nothing_is_lost(
         saved = rig.site.cluster.folder / "state" / "job_state"
         async with asyncio.timeout(PATIENCE_S):
             while not saved.exists() or saved.stat().st_mtime < begun:  # what Slurm has not saved it forgets
-                await engine.changed()
+                await engine.wait_for_change()
         end_it(rig.site.cluster)
         try:
             assert (await observe_run(engine, running.run)).phase is RunPhase.UNKNOWN
@@ -248,7 +234,7 @@ async def test_one_that_waits_says_why_and_is_cancelled_without_having_run(rig: 
         job = await engine.submit(order)
         async with asyncio.timeout(PATIENCE_S):
             while "Licenses" not in (seen := await observe_run(engine, order.run)).reason:
-                await engine.changed()
+                await engine.wait_for_change()
         assert (seen.phase, seen.reference) == (RunPhase.STARTING, job)
         await engine.cancel(order.run, "enough")
         end = await wait_for_end(engine, order.run)

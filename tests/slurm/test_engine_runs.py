@@ -49,7 +49,7 @@ def site(slurm_release: str) -> Iterator[IpuSite]:
 
 
 def configure(site: IpuSite, *more: str, folder: str = "runs") -> Path:
-    """The controller's settings file, written anew."""
+    """The controller's settings file, written again."""
     settings = site.cluster.folder / "controller.toml"
     lines = (f'folder = "{site.cluster.work}/{folder}"', f'conf = "{site.cluster.etc}/slurm.conf"', *more)
     settings.write_text("\n".join(["[slurm]", *lines, ""]))
@@ -278,7 +278,7 @@ def test_a_run_on_lent_devices_makes_room_and_goes_on(site: IpuSite, start: Star
     owner = site.cluster.sbatch("true", "--ipus=16", "--account=lab", user="man")
     site.cluster.wait_job(owner, "COMPLETED")
     one_more(site, before, lambda run: run["state"] == "WAITING")
-    begun = int(time.time())  # a node takes no job anew in the second in which it was killed there
+    begun = int(time.time())  # a node takes no job again in the second in which it was killed there
     until(lambda: int(time.time()) > begun + 1)
     site.cluster.check("scontrol", "update", f"jobid={job}", "starttime=now")
     code, output, said = finish(process)
@@ -375,7 +375,7 @@ def test_a_folder_that_is_not_there_is_why_a_run_waits(site: IpuSite, start: Sta
         assert run["state"] == "WAITING"
         assert run["reason"]["message"].startswith("engine slurm cannot be used now: ")
         assert f"{site.cluster.work}/away" in run["reason"]["message"]
-    assert finish(process)[0] == 0  # it goes on when the folder is right
+    assert finish(process)[0] == 0  # it continues when the folder is right
 
 
 def test_a_run_whose_engine_is_not_set_up_any_more_says_so(site: IpuSite, start: Start) -> None:

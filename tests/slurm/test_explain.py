@@ -89,8 +89,8 @@ def test_with_a_key_the_controller_is_asked(site: IpuSite, jobs: tuple[int, int]
 # Answers whoever asks, as the user that it runs as.
 IMPOSTOR = """
 import socket, sys
-from moorings.core.errors import MooringsError
-from moorings.slurm.host.why import build_reply, parse_request
+from moorings.core.model.errors import MooringsError
+from moorings.slurm.host.wait_reason import build_reply, parse_request
 from moorings.slurm.munge import Munge
 munge = Munge(sys.argv[1])
 with socket.create_server(("127.0.0.1", int(sys.argv[2]))) as listening:

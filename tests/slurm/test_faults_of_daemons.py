@@ -97,7 +97,7 @@ def reach_all_stages(site: IpuSite) -> Stages:
 
 
 def finish_all_stages(site: IpuSite, stages: Stages) -> None:
-    """All goes on as if nothing had been: law 3 for who runs, law 2 for who has ended."""
+    """All continues as if nothing had been: law 3 for who runs, law 2 for who has ended."""
     until(lambda: told_last(site, stages.waiting) == f"slurm_{stages.waiting}", 60, what=site.log)
     assert site.cluster.job(stages.waiting)["Restarts"] == "0", "it was not given up meanwhile"
     assert ready(site, stages.running) == stages.held

@@ -165,7 +165,7 @@ def test_two_hundred_jobs_at_once_a_third_of_them_cancelled(site: IpuSite) -> No
 
 
 class Other:
-    """Somebody who uses the pool beside Slurm, and keeps the same diary as the jobs."""
+    """A user of the pool beside Slurm, with the same log as the jobs."""
 
     def __init__(self, controller: ControllerProcess) -> None:
         self._controller = controller

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from moorings.slurm.formats import build_jobs, parse_jobs
-from moorings.slurm.host.installation import digest_of
+from moorings.slurm.host.install_plan import digest_of
 from tests.slurm.admin import MOOR, moor, surroundings, told
 from tests.slurm.cluster import SlurmCluster, new_folder
 from tests.waiting import patient

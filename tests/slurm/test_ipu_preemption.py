@@ -69,7 +69,7 @@ def displace(site: IpuSite, *flags: str) -> None:
     assert kept.items() <= ready(site).items()
     assert site.log().count(f"for_job={urgent} ") + site.log().count(f"for_job={urgent}\n") == 1
     site.cluster.wait_job(young, "PENDING")
-    next_second()  # a node takes no job anew in the second in which it was killed there: it is FAILED then
+    next_second()  # a node takes no job again in the second in which it was killed there: it is FAILED then
     site.cluster.check("scontrol", "update", f"jobid={young}", "starttime=now")
     site.cluster.wait_job(young, "COMPLETED")
     assert [site.cluster.job(job)["JobState"] for job in (old, safe)] == ["RUNNING"] * 2
@@ -120,7 +120,7 @@ def test_a_qos_displaces_those_it_names(site: IpuSite) -> None:
     site.cluster.configure(f"JobSubmitPlugins=lua\n{BY_QOS}")
     site.cluster.stop_controller()
     site.cluster.start_controller()
-    site.end_agent(signal.SIGTERM)  # it would read the rules anew within a minute
+    site.end_agent(signal.SIGTERM)  # it would read the rules again within a minute
     site.start_agent()
     until(lambda: site.room()[16] == 16, what=site.log)
     old, young = hold(site, 8), hold(site, 8)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from moorings.core.instants import SECOND
-from moorings.slurm.host.node_notes import FILE, load_node_state
-from moorings.slurm.host.plugged import GRACE_S, REASON
+from moorings.core.model.timestamps import SECOND
+from moorings.slurm.host.node_state_file import FILE, load_node_state
+from moorings.slurm.host.plugin_nodes import GRACE_S, REASON
 from moorings.slurm.node_records import build_show_nodes, parse_show_nodes
 from tests.slurm.cluster import parse_record
 from tests.slurm.ipus import IpuSite, ipu_site

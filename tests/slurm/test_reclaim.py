@@ -83,10 +83,10 @@ def asked(site: IpuSite, job: int) -> str:
 
 
 def runs_again(site: IpuSite, job: int) -> None:
-    """The borrower goes on when there are devices; a requeued job would wait for two minutes."""
+    """The borrower continues when there are devices; a requeued job would wait for two minutes."""
     fields = site.cluster.wait_job(job, "PENDING")
     assert fields["Restarts"] == "1"
-    begun = int(time.time())  # a node takes no job anew in the second in which it was killed there: it is FAILED then
+    begun = int(time.time())  # a node takes no job again in the second in which it was killed there: it is FAILED then
     until(lambda: int(time.time()) > begun + 1)
     site.cluster.check("scontrol", "update", f"jobid={job}", "starttime=now")
     fields = site.cluster.wait_job(job, "COMPLETED")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from moorings.slurm.host.node_notes import FILE, load_node_state
+from moorings.slurm.host.node_state_file import FILE, load_node_state
 from tests.slurm.ipus import IpuSite, ipu_site
 from tests.waiting import until
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from moorings.slurm.host.checks import CHECKS
+from moorings.doctor.checks import SLURM_CHECKS
 from moorings.slurm.host.doctor import PART_S
-from moorings.slurm.host.installation import VIPU_CONF
-from moorings.slurm.host.instance import read_instance
+from moorings.slurm.host.install_plan import VIPU_CONF
+from moorings.slurm.host.instance_id import read_instance
 from tests.slurm.admin import moor, told
 from tests.slurm.ipus import IpuSite, ipu_site
 from tests.waiting import until, within
@@ -61,7 +61,7 @@ def failed(found: dict[str, tuple[str, str]]) -> set[str]:
 
 def test_a_site_that_is_well(site):
     found = findings(site, code=0)
-    assert list(found) == list(CHECKS)
+    assert list(found) == list(SLURM_CHECKS)
     assert {check for check, (verdict, _) in found.items() if verdict != "PASS"} == {"slurm.accounting", "slurm.nodes"}
     job = site.cluster.sbatch("srun sleep 3600", "--ipus=4", user="games")
     site.cluster.wait_job(job, "RUNNING")
@@ -284,7 +284,7 @@ def test_a_slurmctld_that_is_gone(site):
     site.cluster.kill_controller()
     found = findings(site)
     assert failed(found) == {"slurm.controller"}
-    assert list(found) == list(CHECKS)
+    assert list(found) == list(SLURM_CHECKS)
     assert {verdict for check, (verdict, _) in found.items() if check != "slurm.controller"} == {"PASS", "SKIP"}
 
 

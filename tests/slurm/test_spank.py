@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from moorings.slurm.host.nodes import BATCH_STEP, INTERACTIVE_STEP, BindReply, BindRequest
+from moorings.slurm.host.bind_protocol import BATCH_STEP, INTERACTIVE_STEP, BindReply, BindRequest
 from moorings.slurm.munge import Munge
 from tests.slurm import programs
 from tests.slurm.answers import GOOD, HOSTILE, head, written

@@ -338,7 +338,7 @@ def test_a_killed_srun_cancels_the_work(slurm):
     wait_step(slurm, job, "work")
     for pid in _sruns(job):
         os.kill(pid, signal.SIGKILL)
-    until(lambda: live_steps(slurm, job) == {}, 5, what=lambda: slurm.output(job))
+    until(lambda: live_steps(slurm, job) == {}, what=lambda: slurm.output(job))
     told = until(lambda: events(slurm, job, "cancel"), what=lambda: slurm.output(job))  # the step may be gone before
     assert [each["why"] for each in told] == ["its Slurm step was ended from outside"]
     assert slurm.job(job)["JobState"] == "RUNNING"
@@ -377,7 +377,7 @@ def test_root_makes_no_step_in_anothers_job(slurm):
     slurm.wait_job(job, "RUNNING")
     told = outside(slurm, job, "mine:0.5:ok")
     assert [each["text"] for each in told if each["what"] == "warning"] == [
-        f"no Slurm step shows this work, which goes on: job {job} is another user's"
+        f"no Slurm step shows this work, which continues: job {job} is another user's"
     ]
     assert "mine" not in str(slurm.sacct(job))
 
@@ -388,7 +388,7 @@ def test_without_srun_the_work_goes_on(slurm, tmp_path):
     (tmp_path / "squeue").symlink_to(_which(slurm, "squeue"))
     told = outside(slurm, job, "work:0.5:ok", path=str(tmp_path))
     (warning,) = [each["text"] for each in told if each["what"] == "warning"]
-    assert "which goes on: srun cannot be run: No such file" in warning
+    assert "which continues: srun cannot be run: No such file" in warning
     took_s = [each["took"] for each in told if each["what"] in ("begin", "end")]
     assert len(took_s) == 2
     assert max(took_s) < patient(1), "nobody waits for what cannot come"

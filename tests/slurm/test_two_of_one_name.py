@@ -10,8 +10,8 @@ import pytest
 
 from moorings.controller.queues import REPORT_TTL_S_MIN
 from moorings.core.reconcile import MISSING_S_MIN
-from moorings.slurm.host.instance import FILE
-from moorings.slurm.host.offers import YIELD_S
+from moorings.slurm.host.instance_id import FILE
+from moorings.slurm.host.queue_sync import YIELD_S
 from tests.slurm.admin import moor, told
 from tests.slurm.cluster import SlurmCluster, new_folder
 from tests.slurm.ipus import LICENSES, SIZES, IpuSite, install, ipu_site
@@ -89,7 +89,7 @@ def test_a_clone_takes_nothing_from_jobs_that_live_and_starts_none_of_its_own(fi
     assert verdicts["slurm.instance"]["verdict"] == "FAIL"
     assert "another slurm called moorings" in verdicts["slurm.instance"]["evidence"]
 
-    # A controller that was started anew knows of neither; and an agent that was killed goes on at once.
+    # A controller that was started again knows of neither; and an agent that was killed continues at once.
     first.controller.kill()
     first.controller.start()
     until(lambda: first.room()[8] == 8, what=lambda: logs(first, second))

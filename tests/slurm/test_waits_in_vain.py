@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from moorings.slurm.formats import parse_config
-from moorings.slurm.host.installation import InstallOptions, build_limits
+from moorings.slurm.host.install_plan import InstallOptions, build_limits
 from moorings.slurm.host.site import Site, parse_site
 from tests.slurm.ipus import N_IPUS, IpuSite, ipu_site
 from tests.waiting import until
@@ -106,7 +106,7 @@ def test_a_job_that_does_not_say_goes_by_job_requeue_of_slurm_conf(site: IpuSite
         site.cluster.check("scontrol", "reconfigure")
         until(lambda: not find_site(site).job_requeue)
         site.cluster.write_conf("moorings_limits.lua", build_limits(find_site(site), CHOICES).decode())
-        until(lambda: site.room()[N_IPUS] == N_IPUS, what=site.log)  # 26.05 begins anew to read its configuration
+        until(lambda: site.room()[N_IPUS] == N_IPUS, what=site.log)  # 26.05 begins again to read its configuration
         site.end_agent()
         change_wait(site, 2)
         silent = site.cluster.sbatch("echo ran", "--ipus=2", user=USER)

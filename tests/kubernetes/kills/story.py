@@ -16,7 +16,7 @@ class Kind(StrEnum):
 
     ONE = "one"  # a program
     SEVERAL = "several"  # two instances, a partition each
-    FAILS_ONCE = "fails_once"  # started anew by its policy
+    FAILS_ONCE = "fails_once"  # started again by its policy
     TRAINING = "training"  # a launcher and two workers
 
 

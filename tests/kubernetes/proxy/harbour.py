@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.error import HTTPError
 
-from moorings.core.errors import MooringsError
-from moorings.kubernetes.proxy.client import ProxyClient
-from moorings.kubernetes.proxy.shapes import AUDIENCE, PartitionBody, PartitionRequest
+from moorings.core.model.errors import MooringsError
+from moorings.kubernetes.proxy_api.client import ProxyClient
+from moorings.kubernetes.proxy_api.shapes import AUDIENCE, PartitionBody, PartitionRequest
 from tests import waiting
 from tests.e2e.processes import ControllerProcess
 from tests.kubernetes.cluster import KubernetesCluster

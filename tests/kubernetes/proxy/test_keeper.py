@@ -6,24 +6,20 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from moorings.client.transport import Endpoint
-from moorings.core.errors import MooringsError
-from moorings.core.instants import Timestamp
-from moorings.kubernetes.proxy import keeper as keeping
-from moorings.kubernetes.proxy import links
-from moorings.kubernetes.proxy.asking import InstanceKey
-from moorings.kubernetes.proxy.keeper import PartitionManager
-from moorings.kubernetes.proxy.links import ControllerConnection, ControllerTarget
-from moorings.kubernetes.proxy.metrics import ProxyMetrics
-from moorings.kubernetes.proxy.records import ManagedInstance
+from moorings.core.model.timestamps import Timestamp
+from moorings.kubernetes.proxy import controllers, plan
+from moorings.kubernetes.proxy.claims import InstanceKey
+from moorings.kubernetes.proxy.controllers import ControllerConnection, ControllerTarget
+from moorings.kubernetes.proxy.instances import ManagedInstance
+from moorings.kubernetes.proxy.partition_manager import PartitionManager
 from moorings.kubernetes.proxy.settings import ControllerEntry
-from moorings.kubernetes.proxy.shapes import PartitionBody, PartitionRequest
+from moorings.kubernetes.proxy_api.shapes import PartitionBody, PartitionRequest
 from moorings.wire.codec import format_time
 from tests.e2e.processes import ControllerProcess
 from tests.kubernetes.proxy.harbour import pools, wish
@@ -34,8 +30,8 @@ PLACE = InstanceKey("default", "job-1", "uid-job-1", 0)
 
 @pytest.fixture
 def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[ControllerProcess]]:
-    monkeypatch.setattr(links, "GONE_S", 0.3)
-    monkeypatch.setattr(keeping, "RETIRED_S", 0.3)
+    monkeypatch.setattr(controllers, "GONE_S", 0.3)
+    monkeypatch.setattr(plan, "RETIRED_S", 0.3)
     made = [ControllerProcess(tmp_path / name, pools(8)) for name in ("one", "two")]
     try:
         for controller in made:
@@ -70,7 +66,7 @@ def shown(keeper: PartitionManager) -> PartitionBody | None:
 
 
 async def ready(keeper: PartitionManager) -> PartitionBody:
-    await until(lambda: keeper.complete)
+    await until(lambda: keeper.is_complete)
     await keeper.create(wish(1, 4))
     await until(lambda: (one := shown(keeper)) is not None and one.state == "READY")
     found = shown(keeper)
@@ -83,40 +79,22 @@ def states(controller: ControllerProcess) -> list[str]:
 
 
 async def hears(keeper: PartitionManager, name: str) -> None:
-    """A controller is listed, from the beginning, from now on; or asked in vain."""
+    """A controller is listed, from the beginning, from now on; or asked without success."""
     link = keeper.links[name]
     for _ in range(2):
-        link.tried = False
+        link.was_tried = False
         link.list_soon()
-        await until(lambda: link.tried)
+        await until(lambda: link.was_tried)
 
 
-async def test_one_that_is_listed_under_two_names_is_asked_under_the_first(pair: list[ControllerProcess]) -> None:
-    one = pair[0]
-    async with kept(reach(one), reach(one, "localhost")) as keeper:
-        first, second = keeper.links
-        await until(lambda: keeper.links[second].alias_of == first and keeper.complete)
-        found = await ready(keeper)
-        await hears(keeper, second)
-        assert found.controller == first
-        assert shown(keeper) == found
-        assert states(one) == ["READY"]
-        assert f'moorings_proxy_controller_alias{{controller="{second}"}} 1.0' in ProxyMetrics(keeper).text().decode()
-
-
-@pytest.mark.parametrize("given", [True, False])
-async def test_a_new_name_of_a_controller_takes_over_what_runs_there(
-    pair: list[ControllerProcess], given: bool
-) -> None:
+async def test_a_new_name_of_a_controller_takes_over_what_runs_there(pair: list[ControllerProcess]) -> None:
     one = pair[0]
     async with kept(reach(one)) as keeper:
         found = await ready(keeper)
-        record = next(iter(keeper._records.values()))
-        if not given:
-            record.book.given = None
+        next(iter(keeper._claims.instances.values())).claims.published_claim = None  # as before the binding was fetched
         await keeper.set_controllers((reach(one, "localhost"),))
         await until(lambda: (body := shown(keeper)) is not None and body.controller == f"localhost:{one.port}")
-        await keeper.retire()
+        await keeper.remove_retired()
         await hears(keeper, f"localhost:{one.port}")
         body = shown(keeper)
         assert body is not None
@@ -126,7 +104,7 @@ async def test_a_new_name_of_a_controller_takes_over_what_runs_there(
         assert states(one) == ["READY"]
         await keeper.set_controllers((reach(one),))  # and back
         await until(lambda: (body := shown(keeper)) is not None and body.controller == found.controller)
-        await keeper.retire()
+        await keeper.remove_retired()
         await hears(keeper, found.controller)
         assert shown(keeper) == found
         assert (await keeper.reset(PLACE)).state == "READY"
@@ -141,33 +119,19 @@ async def test_what_runs_on_a_silent_controller_stays_when_that_leaves_the_list(
         found = await ready(keeper)
         one.kill()
         await hears(keeper, found.controller)
-        assert not keeper.links[found.controller].answers
+        assert not keeper.links[found.controller].is_reachable
         await keeper.set_controllers((reach(two),))
-        await until(lambda: keeper.links[found.controller].gone)
-        await keeper.retire()
+        await until(lambda: keeper.links[found.controller].is_quiet)
+        await keeper.remove_retired()
         assert shown(keeper) == found
-        await until(lambda: keeper.complete)  # nothing else can be there
+        await until(lambda: keeper.is_complete)  # nothing else can be there
         one.start()
         await hears(keeper, found.controller)
-        assert keeper.links[found.controller].answers
+        assert keeper.links[found.controller].is_reachable
         assert shown(keeper) == found
         await keeper.release(PLACE)
         await until(lambda: shown(keeper) is None)
-        await keeper.retire()
-        assert list(keeper.links) == [f"127.0.0.1:{two.port}"]
-
-
-async def test_what_is_said_to_be_gone_for_good_is_forgotten(pair: list[ControllerProcess]) -> None:
-    one, two = pair
-    async with kept(reach(one), reach(two)) as keeper:
-        found = await ready(keeper)
-        await keeper.set_controllers((reach(two), reach(one, gone=True)))
-        assert shown(keeper) == found, "it answers"
-        one.kill()
-        await hears(keeper, found.controller)
-        assert not keeper.links[found.controller].answers
-        await keeper.retire()
-        await until(lambda: shown(keeper) is None)
+        await keeper.remove_retired()
         assert list(keeper.links) == [f"127.0.0.1:{two.port}"]
 
 
@@ -183,40 +147,22 @@ async def test_another_installation_at_the_address_does_not_end_what_runs(pair: 
         await hears(keeper, found.controller)
         assert f"put !{found.controller} into the list" in keeper.links[found.controller].problem
         assert shown(keeper) == found
-        assert not keeper.complete
+        assert not keeper.is_complete
         two.stop()
         one.start()
         await keeper.set_controllers((reach(one),))
-        await until(lambda: keeper.complete)
+        await until(lambda: keeper.is_complete)
         assert shown(keeper) == found
-
-
-async def test_one_namespace_cannot_take_all_the_room_there_is(
-    pair: list[ControllerProcess], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(keeping, "NAMESPACE_BOOKS_MAX", 2)
-    async with kept(reach(pair[0])) as keeper:
-        await until(lambda: keeper.complete)
-        for number in range(2):
-            await keeper.create(wish(number, 8))
-        with pytest.raises(MooringsError, match="namespace default has, or waits for, 2 partitions") as refused:
-            await keeper.create(wish(2, 8))
-        assert (refused.value.code, refused.value.retryable) == ("partition.too_many", True)
-        await keeper.create(wish(1, 8))  # what is there may be asked for again
-        await keeper.create(replace(wish(2, 8), namespace="other"))
-        await keeper.release(InstanceKey("default", "job-1", "uid-job-1", 0))
-        await until(lambda: len(keeper.partitions("default").items) == 1)
-        await keeper.create(wish(2, 8))
 
 
 async def test_who_was_away_before_it_was_asked_is_not_waited_for(pair: list[ControllerProcess]) -> None:
     """A controller that was never reached holds nothing; what is asked of it at that moment goes to another one."""
     one, two = pair
     async with kept(reach(one), reach(two)) as keeper:
-        await until(lambda: all(link.seen for link in keeper.links.values()))
+        await until(lambda: all(link.was_listed for link in keeper.links.values()))
         one.kill()
         first = keeper.links[reach(one).entry.name]
-        first.answers = True  # as before it was noticed
+        first.is_reachable = True  # as before it was noticed
         await keeper.create(wish(1, 8))
         await until(lambda: (found := shown(keeper)) is not None and found.state == "READY")
         (found,) = keeper.partitions().items
@@ -241,7 +187,7 @@ async def test_a_place_in_a_queue_is_told_though_another_controller_is_silent(pa
     silent, full = pair
     silent.kill()
     async with kept(reach(silent), reach(full)) as keeper:
-        await until(lambda: keeper.links[f"127.0.0.1:{full.port}"].answers)
+        await until(lambda: keeper.links[f"127.0.0.1:{full.port}"].is_reachable)
         await keeper.create(young(2, 8))
         await is_ready(keeper, 2)
         await keeper.create(young(1, 8))
@@ -260,18 +206,18 @@ async def test_what_one_controller_says_is_told_while_another_is_still_asked(
 ) -> None:
     one, two = pair
     async with kept(reach(one), reach(two)) as keeper:
-        await until(lambda: keeper.complete)
+        await until(lambda: keeper.is_complete)
         for number in (2, 3):
             await keeper.create(wish(number, 8))
             await is_ready(keeper, number)
-        make, answered = keeper._make, asyncio.Event()
+        make, answered = keeper._create_claim, asyncio.Event()
 
         async def make_late(record: ManagedInstance, link: ControllerConnection, *, waits: bool) -> None:
             if waits and link.name == f"127.0.0.1:{one.port}":
                 await answered.wait()
             await make(record, link, waits=waits)
 
-        monkeypatch.setattr(keeper, "_make", make_late)
+        monkeypatch.setattr(keeper, "_create_claim", make_late)
         asked = asyncio.create_task(keeper.create(wish(1, 8)))
         await until(lambda: message(keeper) == "a block of 8 IPUs is kept for it", 1)
         assert not asked.done()

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from moorings.core.errors import MooringsError
-from moorings.kubernetes.proxy.client import PartitionInformer
+from moorings.core.model.errors import MooringsError
+from moorings.kubernetes.proxy_api.client import PartitionInformer
 from tests.e2e.processes import ControllerProcess
 from tests.kubernetes.cluster import KubernetesCluster
 from tests.kubernetes.proxy.harbour import Harbour, in_state, let_go, partition, pools, wish
@@ -48,7 +48,7 @@ async def test_a_partition_comes_is_reset_and_goes(harbour: Harbour) -> None:
         await let_go(client, request)
         assert harbour.claims(harbour.controllers[0]) == []
         assert await client.release(request.namespace, request.job, request.uid, 0) is None
-        await client.create(request)  # with the same uid: a job that is started anew
+        await client.create(request)  # with the same uid: a job that is started again
         assert (await in_state(client, request, "READY")).name == ready.name
         await let_go(client, request)
 
@@ -98,7 +98,7 @@ async def test_the_view_follows(harbour: Harbour) -> None:
         view = PartitionInformer(client, changed.append)
         serving = asyncio.create_task(view.serve())
         await asyncio.wait_for(view.ready(), patient(10))
-        assert view.current
+        assert view.is_synced
         await client.create(wish(3, 2))
 
         async def ready() -> bool:
@@ -110,14 +110,14 @@ async def test_the_view_follows(harbour: Harbour) -> None:
         harbour.kill()
 
         async def blind() -> bool:
-            return not view.current
+            return not view.is_synced
 
         await until(blind)
         assert view.get("default", "job-3")[0].state == "READY", "nothing is forgotten"
         harbour.start()
 
         async def sees() -> bool:
-            return view.current
+            return view.is_synced
 
         await until(sees)
         await until(ready)  # one that has just begun is told by its controller that it still is

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from moorings.kubernetes.connection import connect
-from moorings.kubernetes.proxy import serve
-from moorings.kubernetes.proxy.asking import InstanceKey, claim_name
-from moorings.kubernetes.proxy.client import ProxyClient
-from moorings.kubernetes.proxy.shapes import PartitionBody
+from moorings.kubernetes.kube.client import connect
+from moorings.kubernetes.proxy import program
+from moorings.kubernetes.proxy.claims import InstanceKey, claim_name
+from moorings.kubernetes.proxy_api.client import ProxyClient
+from moorings.kubernetes.proxy_api.shapes import PartitionBody
 from tests.e2e.processes import ControllerProcess
 from tests.kubernetes.cluster import KubernetesCluster
 from tests.kubernetes.proxy.harbour import Harbour, in_state, let_go, partition, pools, wish
@@ -317,13 +317,13 @@ async def test_the_mark_of_a_cluster_is_waited_for(
     cluster: KubernetesCluster, namespace: str, monkeypatch: pytest.MonkeyPatch, allowed: bool
 ) -> None:
     """By a proxy that gets the right a moment later, and for a while by one that never does."""
-    monkeypatch.setattr(serve, "MARK_S", 0.1)
+    monkeypatch.setattr(program, "MARK_S", 0.1)
     if allowed:
-        monkeypatch.setattr(serve, "DENIED_MAX", 1_000_000)
+        monkeypatch.setattr(program, "DENIED_MAX", 1_000_000)
     cluster.kubectl("create", "serviceaccount", "proxy", "-n", namespace)
     kube = connect({}, path=str(cluster.make_token_kubeconfig(namespace, "proxy")))
     stopping = asyncio.Event()
-    found = asyncio.create_task(serve.find_cluster_uid(kube, stopping))
+    found = asyncio.create_task(program.find_cluster_uid(kube, stopping))
     try:
         if allowed:
             role = ("--verb=get", "--resource=namespaces", "--resource-name=kube-system")
@@ -333,7 +333,7 @@ async def test_the_mark_of_a_cluster_is_waited_for(
         uid = cluster.api("GET", "/api/v1/namespaces/kube-system")["metadata"]["uid"]
         assert await asyncio.wait_for(found, patient(30)) == (uid if allowed else "")
         stopping.set()
-        assert await serve.find_cluster_uid(kube, stopping) == ""
+        assert await program.find_cluster_uid(kube, stopping) == ""
     finally:
         found.cancel()
         await kube.close()

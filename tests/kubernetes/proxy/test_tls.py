@@ -2,18 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
-
 from tests.kubernetes.cluster import KubernetesCluster
 from tests.kubernetes.site import Site, ipu_site
-
-
-@pytest.fixture
-def site(cluster: KubernetesCluster) -> Iterator[Site]:
-    with ipu_site(cluster) as found:
-        yield found
 
 
 def test_a_certificate_that_somebody_deletes_is_made_anew_and_believed(site: Site, namespace: str) -> None:
