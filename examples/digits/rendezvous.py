@@ -96,7 +96,7 @@ class Group:
         """What `combine` makes of everyone's payloads; only rank 0 calls it."""
         deadline = time.monotonic() + self._timeout_s
         if self.rank != 0:
-            # If rank 0 has gone, what it said before it went explains more than a failed send: go on and read.
+            # If rank 0 has gone, what it said before it went explains more than a failed send: continue and read.
             with contextlib.suppress(OSError):
                 _send(self._links[0], kind, payload, deadline)
             return _expect(self._links[0], kind, deadline, "rank 0")

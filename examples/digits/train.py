@@ -79,7 +79,7 @@ class State:
 
     @classmethod
     def resumed(cls, path: Path, settings: Settings) -> Self:
-        """The state in the checkpoint at `path`. Raises CheckpointError if these settings cannot go on from it."""
+        """The state in the checkpoint at `path`. Raises CheckpointError if these settings cannot resume from it."""
         arrays = checkpoint.load(path)
         try:
             vectors = (np.asarray(arrays[name], dtype=np.float64) for name in ("weights", "velocity"))

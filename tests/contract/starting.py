@@ -8,7 +8,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
 from moorings.ports.store import Epoch
-from moorings.testing.records import NOW
+from moorings.testing.builders import NOW
 from moorings.testing.store_lists import OpenStore
 from tests.waiting import patient
 
@@ -18,7 +18,7 @@ PATIENCE_S = patient(60)
 def lead_and_leave(open_store: OpenStore, holder: str) -> tuple[str, Epoch]:
     """The installation and the epoch of a controller that leads and goes."""
     store = open_store()
-    epoch = store.lead(holder, NOW)
+    epoch = store.begin_epoch(holder, NOW)
     identity = store.installation()
     store.close()
     return identity, epoch

@@ -7,11 +7,6 @@ from moorings.testing.driver_suite import DriverSuite
 from tests.unit.drivers.simulated_rig import AT_ONCE, SimulatedRig
 
 
-@pytest.fixture
-def anyio_backend():
-    return "asyncio"
-
-
 class TestSlowIpus(DriverSuite):
     @pytest.fixture
     def rig(self, tmp_path):

@@ -6,11 +6,6 @@ from moorings.testing.driver_suite import DriverSuite
 from tests.unit.drivers.vipu_rig import VipuRig
 
 
-@pytest.fixture
-def anyio_backend():
-    return "asyncio"
-
-
 class TestAtOnce(DriverSuite):
     """A release that does not wait, and tells states in its JSON."""
 

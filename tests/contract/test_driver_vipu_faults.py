@@ -7,14 +7,14 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from moorings.core.errors import MooringsError
-from moorings.core.hardware import ObservedState, ResultCode
-from moorings.core.topology import Block
-from moorings.drivers.vipu import driver as driver_module
-from moorings.drivers.vipu import misses as misses_module
-from moorings.drivers.vipu import tool as tool_module
-from moorings.drivers.vipu.misses import REJECTED_FROM
-from moorings.drivers.vipu.sight import MISPLACED
+from moorings.core.model.driver_results import ObservedState, ResultCode
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.topology import Block
+from moorings.drivers.vipu import cli as tool_module
+from moorings.drivers.vipu import misplacements as misses_module
+from moorings.drivers.vipu import running_commands
+from moorings.drivers.vipu.listing import MISPLACED
+from moorings.drivers.vipu.misplacements import REJECTED_FROM
 from moorings.testing.driver_suite import (
     MARK,
     error_of,
@@ -24,7 +24,7 @@ from moorings.testing.driver_suite import (
     wait_for_state,
     wait_until_removed,
 )
-from moorings.testing.vipu_stand_in import calls_of, release_held, vanish
+from moorings.testing.fake_vipu import calls_of, release_held, vanish
 from tests.procfs import every_process
 from tests.unit.drivers.vipu_rig import AS_ORDERED, ORDERS, VipuRig
 from tests.waiting import until_async as until
@@ -34,19 +34,14 @@ DEADLINE_S = 20.0
 
 
 @pytest.fixture
-def anyio_backend():
-    return "asyncio"
-
-
-@pytest.fixture
 def rig(tmp_path):
     return VipuRig(tmp_path)
 
 
 @pytest.fixture
 def hasty(monkeypatch):
-    """Orders are answered soon though their command goes on."""
-    monkeypatch.setattr(driver_module, "ANSWER_WAIT_S", 0.1)
+    """Orders are answered soon though their command continues."""
+    monkeypatch.setattr(running_commands, "ANSWER_WAIT_S", 0.1)
 
 
 def by_hand(rig: VipuRig, *words: str) -> str:
@@ -117,7 +112,7 @@ async def test_a_table_is_read_whatever_the_order_of_its_columns(tmp_path, layou
     rig = VipuRig(tmp_path, json_states=False, layout=layout)
     async with made(rig) as (driver, order):
         (sighting,) = await driver.list_partitions()
-        assert (sighting.name, sighting.seen, sighting.raw) == (order.name, ObservedState.ACTIVE, "ACTIVE")
+        assert (sighting.name, sighting.state, sighting.vendor_state) == (order.name, ObservedState.ACTIVE, "ACTIVE")
 
 
 async def test_a_command_that_hangs_is_killed_with_all_it_started(tmp_path):
@@ -185,7 +180,7 @@ async def test_a_partition_that_is_being_reset_is_not_active_though_the_vendor_s
         rig.trouble({"kind": "held", "on": ["reset"], "times": 1})
         assert (await driver.reset(order.name, MARK)).seen is ObservedState.RESETTING
         (sighting,) = await driver.list_partitions()
-        assert (sighting.seen, sighting.raw) == (ObservedState.RESETTING, "ACTIVE")
+        assert (sighting.state, sighting.vendor_state) == (ObservedState.RESETTING, "ACTIVE")
         assert (await error_of(driver.binding(order))).code == "partition.not_active"
         assert (await driver.reset(order.name, MARK)).seen is ObservedState.RESETTING, "one reset is enough"
         release_held(rig.machine)

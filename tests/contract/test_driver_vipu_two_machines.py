@@ -7,15 +7,10 @@ from pathlib import Path
 import pytest
 
 from moorings.app.clock import SystemClock
-from moorings.core.hardware import ListedPartition, ObservedState, PartitionSpec, ResultCode
-from moorings.core.topology import Block
+from moorings.core.model.driver_results import ListedPartition, ObservedState, PartitionSpec, ResultCode
+from moorings.core.model.topology import Block
 from moorings.drivers.vipu.driver import VipuDriver
 from tests.unit.drivers.vipu_rig import VipuRig
-
-
-@pytest.fixture
-def anyio_backend():
-    return "asyncio"
 
 
 class Machines(VipuRig):
@@ -40,13 +35,13 @@ async def sight(driver: VipuDriver, name: str) -> ListedPartition:
 
 async def active(driver: VipuDriver, given: PartitionSpec) -> None:
     assert (await driver.create(given)).verdict is ResultCode.OK
-    assert (await sight(driver, given.name)).seen is ObservedState.ACTIVE
+    assert (await sight(driver, given.name)).state is ObservedState.ACTIVE
 
 
 async def test_what_the_database_holds_is_ours_though_another_machine_ordered_it(rig: Machines) -> None:
     one, two = rig.machine_of("one"), rig.machine_of("two")
     await active(one, held := order("train"))
-    two.adopt([held])
+    two.register_partitions([held])
     assert (await sight(two, "train")).mark == held.mark
     assert (await two.binding(held)).partition == "train"
     assert (await two.reset("train", held.mark)).verdict is ResultCode.OK
@@ -61,7 +56,7 @@ async def test_nothing_is_ordered_before_it_is_known_what_is_held(rig: Machines)
     await active(one, first := order("first"))
     await active(one, second := order("second", 4))
     two = rig.machine_of("two")
-    two.adopt([first, second])
+    two.register_partitions([first, second])
     assert (await two.reset("first", first.mark)).verdict is ResultCode.OK
     assert (await two.remove("second", second.mark)).verdict is ResultCode.OK
     assert list(rig.there()) == ["first"]
@@ -71,10 +66,10 @@ async def test_a_name_that_is_used_again_is_whose_the_database_says(rig: Machine
     """The first machine's list still has the claim that had the name when it led."""
     one, two = rig.machine_of("one"), rig.machine_of("two")
     await active(one, before := order("train"))
-    two.adopt([before])
+    two.register_partitions([before])
     await two.remove("train", before.mark)
     await active(two, since := order("train", attempt="2"))
-    one.adopt([since])
+    one.register_partitions([since])
     assert (await sight(one, "train")).mark == since.mark
     assert (await one.remove("train", before.mark)).seen is ObservedState.ABSENT
     assert list(rig.there()) == ["train"], "the old claim's end is not the new one's"
@@ -83,7 +78,7 @@ async def test_a_name_that_is_used_again_is_whose_the_database_says(rig: Machine
 async def test_one_on_other_ipus_is_left_alone(rig: Machines) -> None:
     one, two = rig.machine_of("one"), rig.machine_of("two")
     await active(one, order("train", 4))
-    two.adopt([held := order("train", 0)])
+    two.register_partitions([held := order("train", 0)])
     assert (await sight(two, "train")).mark == ""
     assert (await two.create(held)).verdict is ResultCode.UNAVAILABLE
     assert (await two.remove("train", held.mark)).seen is ObservedState.ABSENT
@@ -94,13 +89,13 @@ async def test_one_on_other_ipus_is_left_alone(rig: Machines) -> None:
 async def test_what_is_held_no_longer_makes_nobodys_partition_ours(rig: Machines, ended: str) -> None:
     two = rig.machine_of("two")
     held = order("train")
-    two.adopt([held])
+    two.register_partitions([held])
     if ended == "made again":
         await active(two, held)
     if ended != "never ordered":
         await two.remove("train", held.mark)
     else:
-        two.adopt([])
+        two.register_partitions([])
     stranger = rig.machine_of("stranger")
     await active(stranger, order("train", attempt="theirs"))
     assert (await sight(two, "train")).mark == ""
@@ -108,6 +103,6 @@ async def test_what_is_held_no_longer_makes_nobodys_partition_ours(rig: Machines
 
 async def test_an_order_of_this_machine_is_not_replaced_by_what_was_held_before(rig: Machines) -> None:
     two = rig.machine_of("two")
-    two.adopt([order("train")])
+    two.register_partitions([order("train")])
     await active(two, given := order("train", attempt="2"))
     assert (await sight(two, "train")).mark == given.mark

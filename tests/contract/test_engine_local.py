@@ -6,11 +6,6 @@ from moorings.testing.engine_suite import EngineSuite
 from tests.unit.local.local_rig import LocalRig
 
 
-@pytest.fixture
-def anyio_backend():
-    return "asyncio"
-
-
 class TestLocalEngine(EngineSuite):
     @pytest.fixture
     def rig(self, tmp_path):

@@ -17,13 +17,13 @@ import psycopg
 import pytest
 from sqlalchemy import event
 
-from moorings.core.errors import MooringsError
-from moorings.core.instants import Timestamp
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.timestamps import Timestamp
 from moorings.ports.store import Changes, ExpectedVersion, PageQuery, Seq
 from moorings.store import session as sessions
 from moorings.store.postgresql import SESSIONS_MAX, open_postgresql, open_session
 from moorings.store.session import DatabaseTimeouts, SessionFactory
-from moorings.testing.records import NEW, NOW, a_claim, an_access_key, an_event, granted_claims
+from moorings.testing.builders import NEW, NOW, a_claim, an_access_key, an_event, granted_claims
 from moorings.testing.store_suite import StoreSuite
 from tests.contract.starting import assert_one_makes_the_database
 from tests.postgresql import CONNECTIONS_MAX, NOBODY, PASSWORD, ROLE, PostgresqlServer, find_programs
@@ -79,13 +79,13 @@ _FILL = """
 """
 MANY = 1_100  # rows; what is asked for at most is a page, or where the thousandth event is
 READS = {
-    "a page": lambda store: store.events(Seq(50_000), 100),
-    "of a name": lambda store: store.events(Seq(50_000), 100, names=["run.ended"]),
-    "of a noun": lambda store: store.events(Seq(50_000), 100, names=["claim.*", "device.drained"]),
-    "of a claim": lambda store: store.events(Seq(0), 100, claim="claim-5000"),
-    "of a run, by name": lambda store: store.events(Seq(0), 100, run="run-5000", names=["run.*"]),
-    "a stretch": lambda store: store.stretch(1000, Timestamp(50_000)),
-    "loading": lambda store: store.load(),
+    "a page": lambda store: store.list_events(Seq(50_000), 100),
+    "of a name": lambda store: store.list_events(Seq(50_000), 100, names=["run.ended"]),
+    "of a noun": lambda store: store.list_events(Seq(50_000), 100, names=["claim.*", "device.drained"]),
+    "of a claim": lambda store: store.list_events(Seq(0), 100, claim="claim-5000"),
+    "of a run, by name": lambda store: store.list_events(Seq(0), 100, run="run-5000", names=["run.*"]),
+    "a stretch": lambda store: store.next_archive_range(1000, Timestamp(50_000)),
+    "loading": lambda store: store.load_unended(),
 }
 
 
@@ -137,7 +137,7 @@ def test_a_session_is_durable_and_never_waits_for_ever(postgresql, database_name
     )
     try:
         store = opened(patience=DatabaseTimeouts())
-        store.commit(store.lead("first", NOW), granted_claims(1))
+        store.commit(store.begin_epoch("first", NOW), granted_claims(1))
         with store._database.write() as connection:
             settings = dict(tuple(row) for row in connection.exec_driver_sql("SELECT name, setting FROM pg_settings"))
         with store._database.snapshot() as connection:
@@ -169,21 +169,21 @@ def test_names_are_compared_by_code_points_whatever_the_databases_language(postg
     name = postgresql.make_database("LOCALE_PROVIDER icu ICU_LOCALE 'en-US' TEMPLATE template0")
     assert postgresql.execute("SELECT 'a' < 'B'", database=name) == [(True,)]  # as a person sorts, not by code points
     store = opened(postgresql.url(name))
-    epoch = store.lead("first", NOW)
+    epoch = store.begin_epoch("first", NOW)
     ids = ["B", "Z", "_", "a", "b", "é", "\U0001f600"]
     claims = [a_claim(id=ident, name=ident, owner=f"user/{ident}") for ident in ids]
     store.commit(epoch, Changes(claims=[(claim, NEW) for claim in reversed(claims)]))
-    assert [claim.id for claim in store.load().claims] == ids
-    assert [claim.id for claim in store.claims(PageQuery(3))] == ids[:3]
-    assert [claim.id for claim in store.claims(PageQuery(9, after="Z"))] == ids[2:]
-    assert [claim.id for claim in store.claims(PageQuery(), owner_prefix="user/B")] == ["B"]
+    assert [claim.id for claim in store.load_unended().claims] == ids
+    assert [claim.id for claim in store.list_claims(PageQuery(3))] == ids[:3]
+    assert [claim.id for claim in store.list_claims(PageQuery(9, after="Z"))] == ids[2:]
+    assert [claim.id for claim in store.list_claims(PageQuery(), owner_prefix="user/B")] == ["B"]
 
 
 def test_a_schema_of_ones_own_can_be_given(postgresql, database_name, opened):
     postgresql.execute(f"CREATE SCHEMA berths AUTHORIZATION {ROLE}", database=database_name)
     try:
         store = opened(f"{postgresql.url(database_name)}&options={quote('-c search_path=berths')}")
-        store.commit(store.lead("first", NOW), granted_claims(1))
+        store.commit(store.begin_epoch("first", NOW), granted_claims(1))
         found = postgresql.execute("SELECT count(*) FROM berths.claims", database=database_name)
         assert found == [(1,)]
     finally:
@@ -249,7 +249,7 @@ def test_a_password_shows_nowhere(postgresql, database_name, opened, caplog):
     told = [refused(lambda: opened(postgresql.tcp_url(database_name, password=wrong)))]
     assert "password authentication failed" in told[0].detail
     store = opened(postgresql.tcp_url(database_name), DatabaseTimeouts(answer_s=5.0))
-    store.commit(store.lead("first", NOW), granted_claims(1))
+    store.commit(store.begin_epoch("first", NOW), granted_claims(1))
     postgresql.crash()
     try:
         told.append(refused(store.ping))
@@ -283,7 +283,7 @@ def test_a_passfile_and_a_service_are_understood(postgresql, database_name, tmp_
 def test_without_the_extra_it_is_told_what_to_install(database_url):
     code = (
         "import sys; sys.modules['psycopg'] = None\n"
-        "from moorings.core.errors import MooringsError\n"
+        "from moorings.core.model.errors import MooringsError\n"
         "from moorings.store.postgresql import open_postgresql\n"
         "try:\n    open_postgresql(sys.argv[1])\n"
         "except MooringsError as error:\n    print(error.code, error.hint)\n"
@@ -333,7 +333,7 @@ def test_a_newer_releases_database_is_refused(postgresql, database_name, opened)
 def test_tables_that_are_gone_are_told_as_damage(postgresql, database_name, opened):
     store = opened()
     postgresql.execute("DROP TABLE outbox", database=database_name)
-    refused(lambda: store.lead("first", NOW), "store.corrupt")
+    refused(lambda: store.begin_epoch("first", NOW), "store.corrupt")
 
 
 def test_a_standby_is_refused(postgresql):
@@ -367,7 +367,7 @@ def test_a_standby_is_refused(postgresql):
 
 def test_sessions_that_ended_while_idle_are_replaced(postgresql, database_name, opened):
     store = opened()
-    epoch = store.lead("first", NOW)
+    epoch = store.begin_epoch("first", NOW)
     with ThreadPoolExecutor(3) as threads:  # several sessions
         assert all(threads.map(lambda _: store.last_seq(), range(20)))
     ended = pids(postgresql, database_name)
@@ -375,14 +375,14 @@ def test_sessions_that_ended_while_idle_are_replaced(postgresql, database_name, 
         postgresql.execute(f"SELECT pg_terminate_backend({pid}, 10000)")
     assert pids(postgresql, database_name) == []
     store.commit(epoch, granted_claims(1))
-    assert len(store.load().claims) == 1
+    assert len(store.load_unended().claims) == 1
     assert not set(ended) & set(pids(postgresql, database_name))
 
 
 def test_a_session_that_ends_in_a_transaction_saves_nothing_and_heals(postgresql, database_name, opened):
     store = opened()
-    epoch = store.lead("first", NOW)
-    before = store.load()
+    epoch = store.begin_epoch("first", NOW)
+    before = store.load_unended()
 
     def save():
         with store._database.write() as connection:
@@ -392,22 +392,22 @@ def test_a_session_that_ends_in_a_transaction_saves_nothing_and_heals(postgresql
             connection.exec_driver_sql("SELECT 1")
 
     refused(save)
-    assert store.load() == before
+    assert store.load_unended() == before
     store.commit(epoch, granted_claims(1))
 
 
 def test_a_server_that_crashes_keeps_what_was_promised(postgresql, opened):
     store = opened()
-    epoch = store.lead("first", NOW)
+    epoch = store.begin_epoch("first", NOW)
     store.commit(epoch, granted_claims(1))
-    before = store.load()
+    before = store.load_unended()
     postgresql.crash()
     try:
-        for call in (store.load, store.ping, lambda: store.commit(epoch, granted_claims(2))):
+        for call in (store.load_unended, store.ping, lambda: store.commit(epoch, granted_claims(2))):
             refused(call)
     finally:
         postgresql.start()
-    assert store.load() == before
+    assert store.load_unended() == before
     store.commit(epoch, granted_claims(2))
 
 
@@ -424,13 +424,13 @@ def severed(postgresql, database_name, patience=None):
 def test_a_lost_answer_to_a_commit_leaves_all_or_nothing(postgresql, database_name, cut):
     patience = DatabaseTimeouts(answer_s=1.0 if cut is Cut.SILENCE else 20.0)
     with severed(postgresql, database_name, patience) as (way, store):
-        epoch = store.lead("first", NOW)
+        epoch = store.begin_epoch("first", NOW)
         store.commit(epoch, granted_claims(1))
-        before = store.load()
+        before = store.load_unended()
         way.arm(cut)
         refused(lambda: store.commit(epoch, granted_claims(2, 3)))
         assert way.cut.is_set()
-        after = store.load()
+        after = store.load_unended()
         if cut is Cut.BEFORE:
             assert after == before
             store.commit(epoch, granted_claims(2, 3))
@@ -438,37 +438,37 @@ def test_a_lost_answer_to_a_commit_leaves_all_or_nothing(postgresql, database_na
             assert [claim.id for claim in after.claims] == [a_claim(number).id for number in (1, 2, 3)]
             assert after.seq == before.seq + 4
             refused(lambda: store.commit(epoch, granted_claims(2, 3)), "store.conflict")
-        assert len(store.load().partitions) == 3
+        assert len(store.load_unended().partitions) == 3
 
 
 def test_who_pings_before_reading_reads_also_a_commit_that_comes_late(postgresql, database_name):
     # The server may still be at work on a commit whose connection is gone; a read would miss it, a write waits for it.
     with severed(postgresql, database_name) as (way, store):
-        epoch = store.lead("first", NOW)
+        epoch = store.begin_epoch("first", NOW)
         way.arm(Cut.LATE)
         refused(lambda: store.commit(epoch, granted_claims(1)))
-        assert store.load().claims == ()
+        assert store.load_unended().claims == ()
         with ThreadPoolExecutor(1) as threads:
             pinging = threads.submit(store.ping)
             waits = "SELECT 1 FROM pg_stat_activity WHERE application_name = 'moorings' AND wait_event_type = 'Lock'"
             until(lambda: postgresql.execute(waits))  # a server tells nobody that somebody waits
             way.late.set()
             pinging.result(patient(60))
-        assert len(store.load().claims) == 1
+        assert len(store.load_unended().claims) == 1
 
 
 def test_a_lost_answer_to_lead_fences_nobody_wrongly(postgresql, database_name):
     with severed(postgresql, database_name) as (way, store):
         way.arm(Cut.AFTER)
-        refused(lambda: store.lead("first", NOW))
-        epoch = store.lead("first", NOW)
-        assert (epoch, store.leader().epoch) == (2, 2)
+        refused(lambda: store.begin_epoch("first", NOW))
+        epoch = store.begin_epoch("first", NOW)
+        assert (epoch, store.get_leader().epoch) == (2, 2)
         store.commit(epoch, granted_claims(1))
 
 
 def test_a_server_that_stands_still_is_given_up(postgresql, database_name, opened):
     store = opened(patience=replace(CALM, answer_s=2.0))
-    epoch = store.lead("first", NOW)
+    epoch = store.begin_epoch("first", NOW)
     (pid,) = pids(postgresql, database_name)
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -477,7 +477,7 @@ def test_a_server_that_stands_still_is_given_up(postgresql, database_name, opene
         store.commit(epoch, granted_claims(2))
     finally:
         os.kill(pid, signal.SIGCONT)
-    assert [claim.id for claim in store.load().claims] == [a_claim(2).id]
+    assert [claim.id for claim in store.load_unended().claims] == [a_claim(2).id]
 
 
 # -------------------------------------------------------------------------------------------------------- others' locks
@@ -485,19 +485,19 @@ def test_a_server_that_stands_still_is_given_up(postgresql, database_name, opene
 
 def test_a_lock_of_an_sql_shell_is_told_and_heals(postgresql, database_name, opened):
     store = opened()
-    epoch = store.lead("first", NOW)
+    epoch = store.begin_epoch("first", NOW)
     with psycopg.connect(postgresql.url(database_name, role="postgres")) as shell:
         shell.execute("UPDATE installation SET holder = 'half a commit'")
         for write in (
             lambda: store.commit(epoch, granted_claims(1)),
-            lambda: store.lead("second", NOW),
+            lambda: store.begin_epoch("second", NOW),
             lambda: store.add_access_key(an_access_key(), an_event("key.created")),
             store.ping,
         ):
             assert "SQL shell" in refused(write).hint
         # Readers do not wait for the writer, and see nothing of what it has not committed.
-        assert store.load().seq == store.last_seq() == 1
-        assert store.leader().holder == "first"
+        assert store.load_unended().seq == store.last_seq() == 1
+        assert store.get_leader().controller_name == "first"
         shell.rollback()
     store.commit(epoch, granted_claims(1))
     store.ping()
@@ -505,25 +505,25 @@ def test_a_lock_of_an_sql_shell_is_told_and_heals(postgresql, database_name, ope
 
 def test_a_controller_that_stops_in_a_commit_does_not_stop_the_next_leader(opened):
     stopped, other = opened(patience=DatabaseTimeouts(idle_in_transaction_s=2.0)), opened(patience=CALM)
-    epoch = stopped.lead("first", NOW)
+    epoch = stopped.begin_epoch("first", NOW)
 
     def stop_in_a_commit():
         with stopped._database.write() as connection:
             stopped._saver.save(connection, Changes(claims=[(a_claim(1), NEW)]), stopped.last_seq())
             connection.exec_driver_sql("UPDATE installation SET seq = seq + 1")
-            other.lead("second", NOW)  # waits until the server has ended that session
+            other.begin_epoch("second", NOW)  # waits until the server has ended that session
             connection.exec_driver_sql("SELECT 1")
 
     refused(stop_in_a_commit)
-    assert other.load().claims == ()
+    assert other.load_unended().claims == ()
     refused(lambda: stopped.commit(epoch, granted_claims(1)), "store.fenced")
 
 
 def test_a_deadlock_with_an_sql_shell_ends_and_heals(postgresql, database_name, opened):
     store = opened(patience=CALM)
-    epoch = store.lead("first", NOW)
+    epoch = store.begin_epoch("first", NOW)
     store.commit(epoch, granted_claims(1))
-    (claim,) = store.load().claims
+    (claim,) = store.load_unended().claims
     change = Changes(claims=[(replace(claim, version=2), ExpectedVersion(1))])
     with (
         psycopg.connect(postgresql.url(database_name, role="postgres")) as shell,
@@ -555,7 +555,7 @@ def test_a_statement_that_takes_too_long_is_ended_by_the_server(opened):
 
 def test_a_server_without_connections_to_give_is_told_and_heals(postgresql, database_name, opened):
     store = opened()
-    epoch = store.lead("first", NOW)
+    epoch = store.begin_epoch("first", NOW)
     url = postgresql.url(database_name)
     with contextlib.ExitStack() as taken:
 
@@ -602,11 +602,11 @@ def test_no_more_sessions_are_taken_than_a_controller_may_have(postgresql, datab
 def test_a_text_that_cannot_be_kept_is_our_fault_and_not_the_databases(opened, name):
     # The API lets none through; the loop tries the others of the same turn again when it is told "internal".
     store = opened()
-    epoch = store.lead("first", NOW)
+    epoch = store.begin_epoch("first", NOW)
     changes = granted_claims(1)
     changes.claims.append((a_claim(2, name=name), NEW))
     refused(lambda: store.commit(epoch, changes), "internal.error")
-    assert store.load().claims == ()
+    assert store.load_unended().claims == ()
     store.commit(epoch, granted_claims(1))
 
 
@@ -616,7 +616,7 @@ def test_of_controllers_that_start_together_one_makes_the_database(database_url)
 
 def test_many_commits_use_statements_that_are_already_planned(opened):
     store = opened()
-    epoch = store.lead("first", NOW)
+    epoch = store.begin_epoch("first", NOW)
     for number in range(12):
         store.commit(epoch, granted_claims(number))
     with store._database.write() as connection:

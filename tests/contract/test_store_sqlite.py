@@ -11,11 +11,11 @@ from types import SimpleNamespace
 import pytest
 from sqlalchemy import event
 
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
 from moorings.ports.store import Changes, Seq
 from moorings.store import sqlite
 from moorings.store.sqlite import open_sqlite
-from moorings.testing.records import NEW, NOW, a_claim, an_access_key, an_event, granted_claims
+from moorings.testing.builders import NEW, NOW, a_claim, an_access_key, an_event, granted_claims
 from moorings.testing.store_suite import StoreSuite
 from tests.contract.starting import assert_one_makes_the_database
 from tests.databases import open_new
@@ -55,7 +55,7 @@ def test_files_are_private_from_the_first_moment(path):
     before = os.umask(0)
     try:
         store = open_sqlite(path)  # the real thing: a copied file would be as private as the test makes it
-        store.commit(store.lead("first", NOW), granted_claims(1))
+        store.commit(store.begin_epoch("first", NOW), granted_claims(1))
     finally:
         os.umask(before)
     assert mode_of(path.parent) == 0o700
@@ -77,7 +77,7 @@ def test_files_that_others_could_read_are_made_private(path, opened):
 def test_a_path_may_hold_any_character(tmp_path):
     odd = tmp_path / "a b%20?mode=ro#c" / "ü:&.db"
     store = open_sqlite(odd)
-    store.commit(store.lead("first", NOW), granted_claims(1))
+    store.commit(store.begin_epoch("first", NOW), granted_claims(1))
     store.close()
     assert [file.name for file in odd.parent.iterdir()] == ["ü:&.db"]
 
@@ -151,13 +151,13 @@ def test_a_newer_releases_database_is_refused_and_kept(path):
 
 def test_damage_found_while_working_is_told_as_such(path, opened):
     store = opened()
-    store.commit(store.lead("first", NOW), Changes(claims=[(a_claim(number), NEW) for number in range(500)]))
+    store.commit(store.begin_epoch("first", NOW), Changes(claims=[(a_claim(number), NEW) for number in range(500)]))
     store.close()
     with path.open("r+b") as file:
         file.seek(4096)  # everything behind the first page, which holds the schema
         file.write(b"\xff" * (path.stat().st_size - 4096))
     with pytest.raises(MooringsError) as caught:
-        opened().load()
+        opened().load_unended()
     assert caught.value.code == "store.corrupt"
 
 
@@ -186,9 +186,9 @@ def test_a_folder_in_place_of_the_file_is_told(path):
 
 def test_a_full_disk_saves_nothing_and_heals(opened):
     store = opened()
-    epoch = store.lead("first", NOW)
+    epoch = store.begin_epoch("first", NOW)
     store.commit(epoch, granted_claims(1))
-    before = store.load()
+    before = store.load_unended()
     limit = "PRAGMA max_page_count = 1"  # SQLite takes that as "no larger than now"
 
     def fill(connection, _record, _proxy):
@@ -202,22 +202,22 @@ def test_a_full_disk_saves_nothing_and_heals(opened):
         assert caught.value.code == "store.unavailable"
         assert caught.value.retryable
         assert "disk" in caught.value.hint
-        assert store.load() == before
+        assert store.load_unended() == before
 
     limit = "PRAGMA max_page_count = 1000000"
     store.commit(epoch, huge)
-    assert len(store.load().claims) == 2
+    assert len(store.load_unended().claims) == 2
 
 
 def test_a_locked_file_is_unavailable_for_writes_and_heals(path, opened):
     store = opened()
-    epoch = store.lead("first", NOW)
+    epoch = store.begin_epoch("first", NOW)
     blocker = sqlite3.connect(path, isolation_level=None)
     blocker.execute("BEGIN IMMEDIATE")
     blocker.execute("UPDATE installation SET holder = 'half a commit'")
     for write in (
         lambda: store.commit(epoch, granted_claims(1)),
-        lambda: store.lead("second", NOW),
+        lambda: store.begin_epoch("second", NOW),
         lambda: store.add_access_key(an_access_key(), an_event("key.created")),
         store.ping,
     ):
@@ -227,8 +227,8 @@ def test_a_locked_file_is_unavailable_for_writes_and_heals(path, opened):
         assert caught.value.retryable
         assert "locked" in caught.value.hint
     # Readers do not wait for the writer, and see nothing of what it has not committed.
-    assert store.load().seq == store.last_seq() == 1
-    assert [row.event.name for row in store.events(Seq(0), 10)] == ["controller.led"]
+    assert store.load_unended().seq == store.last_seq() == 1
+    assert [row.event.name for row in store.list_events(Seq(0), 10)] == ["controller.led"]
     blocker.execute("ROLLBACK")
     blocker.close()
     store.commit(epoch, granted_claims(1))
@@ -248,7 +248,7 @@ def test_a_file_that_may_not_be_written_is_unavailable(path, opened):
 
 def test_a_reader_keeps_its_view_while_others_write(opened):
     store = opened()
-    epoch = store.lead("first", NOW)
+    epoch = store.begin_epoch("first", NOW)
     store.commit(epoch, granted_claims(1))
     inside, written = threading.Event(), threading.Event()
     seen = []
@@ -268,7 +268,7 @@ def test_a_reader_keeps_its_view_while_others_write(opened):
     written.set()
     reader.join()
     assert seen == [1, 1]
-    assert len(store.load().claims) == 2
+    assert len(store.load_unended().claims) == 2
 
 
 def test_of_controllers_that_start_together_one_makes_the_database(path):
@@ -283,20 +283,20 @@ def test_of_controllers_that_start_together_one_makes_the_database(path):
 def test_a_file_that_was_removed_or_replaced_takes_no_save(path, opened, name, how):
     """What is written to a file without a name is lost with the process."""
     store = opened()
-    epoch = store.lead("first", NOW)
+    epoch = store.begin_epoch("first", NOW)
     store.commit(epoch, granted_claims(1))
-    store.check_place()
+    store.check_file()
     file = path.with_name(name)
     file.rename(path.with_name("away"))
     if how == "replaced":
         shutil.copy(path.with_name("away"), file)
-    for call in (store.check_place, lambda: store.commit(epoch, granted_claims(2)), store.ping):
+    for call in (store.check_file, lambda: store.commit(epoch, granted_claims(2)), store.ping):
         with pytest.raises(MooringsError) as caught:
             call()
         assert (caught.value.code, name in caught.value.detail) == ("store.removed", True)
     file.unlink(missing_ok=True)
     path.with_name("away").rename(file)
-    store.check_place()
+    store.check_file()
     store.commit(epoch, granted_claims(2))
 
 
@@ -308,7 +308,7 @@ def test_a_folder_that_cannot_be_looked_into_is_not_taken_for_an_empty_one(path,
 
     with monkeypatch.context() as patched:
         patched.setattr(type(path), "stat", denied)
-        store.check_place()
+        store.check_file()
 
 
 # ------------------------------------------------------------------------------ a reserve for a full disk
@@ -338,8 +338,8 @@ def grow_no_more(store):
 
 def test_what_ends_work_is_saved_in_a_file_that_cannot_grow(roomy, path):
     store, _ = roomy
-    epoch = store.lead("first", NOW)
-    store.keep_reserve()
+    epoch = store.begin_epoch("first", NOW)
+    store.ensure_reserve()
     assert path.with_name("moorings.db-wal").stat().st_size > sqlite.RESERVE_BYTES
     grow_no_more(store)
     text = '"' + "x" * 1_000_000 + '"'
@@ -351,19 +351,19 @@ def test_what_ends_work_is_saved_in_a_file_that_cannot_grow(roomy, path):
 
 def test_a_reserve_that_was_used_up_is_filled_again_but_not_with_the_last_of_a_disk(roomy):
     store, room = roomy
-    epoch = store.lead("first", NOW)
-    store.keep_reserve()
+    epoch = store.begin_epoch("first", NOW)
+    store.ensure_reserve()
     full = pages(store, "freelist_count")
     assert full * sqlite.PAGE_BYTES > sqlite.RESERVE_BYTES
     store.commit(epoch, Changes(events=[an_event(data='"' + "x" * 6_000_000 + '"')]))
     room.f_bavail, plenty = 0, room.f_bavail
-    store.keep_reserve()
+    store.ensure_reserve()
     assert pages(store, "freelist_count") < full // 2
     room.f_bavail = plenty
-    store.keep_reserve()
+    store.ensure_reserve()
     assert pages(store, "freelist_count") >= full
     before = pages(store, "page_count")
-    store.keep_reserve()
+    store.ensure_reserve()
     assert pages(store, "page_count") == before
 
 
@@ -371,7 +371,7 @@ def test_a_reserve_that_a_kill_left_half_made_is_made_anew(roomy):
     store, _ = roomy
     with store._database.write() as connection:
         connection.exec_driver_sql("CREATE TABLE reserve (filling BLOB)")
-    store.keep_reserve()
+    store.ensure_reserve()
     with store._database.read() as connection:
         assert connection.exec_driver_sql("SELECT count(*) FROM sqlite_schema WHERE name = 'reserve'").scalar() == 0
 
@@ -380,12 +380,12 @@ def test_a_reserve_that_a_kill_left_half_made_is_made_anew(roomy):
 def test_new_work_is_taken_on_while_there_is_room(roomy, left, of):
     store, room = roomy
     room.f_bavail, room.f_blocks = left, of
-    store.check_room()
+    store.check_space()
 
 
 def test_nothing_new_is_taken_on_while_the_disk_is_nearly_full(roomy):
     store, room = roomy
     room.f_bavail = 16383
     with pytest.raises(MooringsError, match=r"67\.1 MB left") as caught:
-        store.check_room()
+        store.check_space()
     assert (caught.value.code, caught.value.retryable) == ("store.nearly_full", True)

@@ -108,7 +108,7 @@ _HANDED_ON = ("PATH", "HOME", "LANG", "PYTHONPATH")
 
 
 class Way:
-    """A way to the controller that can be cut: what is open breaks, and nobody answers until it is mended."""
+    """A way to the controller that can be cut: what is open breaks, and nobody answers until it is repaired."""
 
     def __init__(self, port: int) -> None:
         self._to = port

@@ -160,3 +160,19 @@ class Twin(ControllerProcess):
         """Whether the last it said of its standing is that it leads."""
         said = [line for line in self.log().splitlines() if LEADS in line or "leadership.lost" in line]
         return bool(said) and LEADS in said[-1]
+
+
+def start_leading(twin: Twin) -> None:
+    """Start it and wait until it leads this time."""
+    led = twin.log().count(LEADS)
+    twin.start()
+    until(lambda: twin.log().count(LEADS) > led)
+
+
+def hand(controller: ControllerProcess, what: str, *flags: str) -> None:
+    """Run a part of ``moor backup`` or ``moor restore`` on its data folder."""
+    argv = [sys.executable, "-m", "moorings.app.backup", what, "--data", str(controller.data), *flags]
+    done = subprocess.run(
+        argv, env=controller.environment(), capture_output=True, text=True, check=False, timeout=patient(60)
+    )
+    assert done.returncode == 0, done.stderr

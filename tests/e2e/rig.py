@@ -13,16 +13,16 @@ from moorings.app.folders import ARCHIVE
 from moorings.app.wiring import Assembly, assemble
 from moorings.controller.replay import Replay, TurnDifference
 from moorings.controller.service import Controller
-from moorings.core.access import Caller, Role
-from moorings.core.claims import Claim, ClaimSpec
-from moorings.core.instants import Timestamp
-from moorings.core.laws import find_violations
-from moorings.core.policy import Policy
-from moorings.core.pools import parse_pools
+from moorings.core.invariants import find_violations
+from moorings.core.model.access import Caller, Role
+from moorings.core.model.claims import Claim, ClaimSpec
+from moorings.core.model.policy import Policy
+from moorings.core.model.pools import parse_pools
+from moorings.core.model.timestamps import Timestamp
 from moorings.drivers.simulated.driver import SimulatedDriver
 from moorings.ports.store import Seq, Store
 from moorings.store.archive import list_archive_files, read_events
-from moorings.store.high_water import LogPositionFile
+from moorings.store.log_position import LogPositionFile
 from moorings.workloads.jobs import Accelerators, JobSpec
 from tests.databases import open_new
 from tests.waiting import patient
@@ -100,7 +100,7 @@ class Rig:
                 result = true()
                 if await result if isinstance(result, Awaitable) else result:
                     return
-                await self.assembly.loop.changed(self.assembly.loop.seq, 0.02)
+                await self.assembly.loop.wait_for_change(self.assembly.loop.seq, 0.02)
 
     async def hardware(self, pool: str = "pod16") -> set[str]:
         """Names of the partitions the hardware really has."""
@@ -111,7 +111,7 @@ class Rig:
         await self.until(lambda: not self.fleet.partitions)
         assert await self.hardware(pool) == set()
         for state in self.fleet.pools.values():
-            assert state.free.free == state.pool.topology.n_devices - len(state.out)
+            assert state.free.n_free == state.pool.topology.n_devices - len(state.out_of_service)
 
 
 @contextlib.asynccontextmanager
@@ -156,7 +156,7 @@ def decided_again(store: Store, pools: str, archive: Path | None = None) -> list
     """Turns of the whole log that are decided otherwise when it is replayed (law 9)."""
     replay = Replay([entry.pool for entry in parse_pools(pools)])
     before = [row for one in list_archive_files(archive) for row in read_events(one)] if archive is not None else []
-    return list(replay.take([*before, *store.events(before[-1].seq if before else Seq(0), 1_000_000)]))
+    return list(replay.replay_rows([*before, *store.list_events(before[-1].seq if before else Seq(0), 1_000_000)]))
 
 
 def job(*command: str, size: int = 1, tasks: int = 1, workdir: str = "/tmp", **more: object) -> JobSpec:

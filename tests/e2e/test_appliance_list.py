@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from moorings.core.access import Caller
+from moorings.core.model.access import Caller
 from moorings.ports.store import ApplianceJobQuery, PageQuery, Store
 from moorings.workloads.appliance import DEFAULT_PRIORITY, ApplianceJobType, WorkflowPart
 from moorings.workloads.jobs import Accelerators
@@ -46,18 +46,18 @@ async def start(rig: Rig, number: int, kind: ApplianceJobType, caller: Caller = 
         priority=DEFAULT_PRIORITY,
         labels=labels,
     )
-    return (await rig.controller.runs.create(caller, spec)).run.id
+    return (await rig.controller.runs.create_run(caller, spec)).run.id
 
 
 async def test_pages_and_filters_are_those_of_the_database(rig: Rig, store: Store) -> None:
     async def listed(page: PageQuery = FIRST, **where: Any) -> list[RunId]:
         states = where.pop("states", UNENDED)
-        found = [view.run.id for view in await rig.controller.runs.list_briefly(page, states=states, **where)]
-        assert found == [run.id for run in store.runs(page, states=states, **where)]
+        found = [view.run.id for view in await rig.controller.runs.list_run_heads(page, states=states, **where)]
+        assert found == [run.id for run in store.list_runs(page, states=states, **where)]
         return found
 
     plain = (
-        await rig.controller.runs.create(ANN, replace(job("sleep", "1000"), accelerators=Accelerators("csx", 1)))
+        await rig.controller.runs.create_run(ANN, replace(job("sleep", "1000"), accelerators=Accelerators("csx", 1)))
     ).run
     await rig.until(lambda: rig.assembly.loop.runs.by_id[plain.id].state is RunState.RUNNING)
     made = [
@@ -76,10 +76,10 @@ async def test_pages_and_filters_are_those_of_the_database(rig: Rig, store: Stor
     assert await listed(PageQuery(2, made[1]), part=every) == made[2:4]
     assert await listed(PageQuery(0), part=every) == []
     assert await listed(PageQuery(2, "wsjob-none"), part=every) == []
-    await rig.controller.runs.cancel(ANN, made[1], wait_s=patient(30))
+    await rig.controller.runs.cancel_run(ANN, made[1], wait_s=patient(30))
     assert await listed(PageQuery(9, made[1]), part=every) == made[2:], (
         "the job that the page before ended with is over"
     )
     assert await listed(PageQuery(9, made[0]), part=every) == made[2:]
     for one in (plain.id, *made):
-        await rig.controller.runs.cancel(ADMIN, one, wait_s=patient(30))
+        await rig.controller.runs.cancel_run(ADMIN, one, wait_s=patient(30))

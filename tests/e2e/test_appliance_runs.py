@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from moorings.controller import run_cases
-from moorings.core.access import Caller
-from moorings.core.claims import ClaimSpec, ClaimState
-from moorings.core.errors import MooringsError
+from moorings.controller import run_service
+from moorings.core.model.access import Caller
+from moorings.core.model.claims import ClaimSpec, ClaimState
+from moorings.core.model.errors import MooringsError
 from moorings.ports.store import ApplianceJobQuery, PageQuery
 from moorings.workloads.appliance import DEFAULT_PRIORITY, ApplianceJobType, WorkflowPart
 from moorings.workloads.jobs import Accelerators, JobSpec
@@ -56,11 +56,11 @@ def wsjob(kind: ApplianceJobType, *command: str, systems: int = 1, workflow: str
 
 async def start(rig: Rig, kind: ApplianceJobType, *command: str, caller: Caller = ANN, **more: Any) -> Run:
     within = more.pop("within", None)
-    return (await rig.controller.runs.create(caller, wsjob(kind, *command, **more), within=within)).run
+    return (await rig.controller.runs.create_run(caller, wsjob(kind, *command, **more), within=within)).run
 
 
 async def end(rig: Rig, run: Run) -> Run:
-    return (await rig.controller.runs.get(run.id, wait_s=patient(60))).run
+    return (await rig.controller.runs.get_run(run.id, wait_s=patient(60))).run
 
 
 def priority_of(rig: Rig, run: Run) -> int:
@@ -77,17 +77,17 @@ async def test_a_workflow_compiles_without_a_system_and_executes_on_some(rig: Ri
     assert first.job.name == first.id
     second = await start(rig, EXECUTE, "sh", "-c", "echo $MOORINGS_DEVICES; sleep 1000", systems=2)
     await rig.until(lambda: rig.assembly.loop.runs.by_id[second.id].state is RunState.RUNNING)
-    (shown,) = await rig.controller.runs.list_briefly(PageQuery(), part=ApplianceJobQuery(kind=EXECUTE))
+    (shown,) = await rig.controller.runs.list_run_heads(PageQuery(), part=ApplianceJobQuery(kind=EXECUTE))
     assert shown.partition is not None
     assert len(shown.partition.block) == 2
     assert shown.claim is not None
     assert shown.claim.owner == f"appliance/{second.id}"
-    both = await rig.controller.runs.list_briefly(PageQuery(), part=ApplianceJobQuery(workflow=WORKFLOW))
+    both = await rig.controller.runs.list_run_heads(PageQuery(), part=ApplianceJobQuery(workflow=WORKFLOW))
     assert [view.run.id for view in both] == [first.id, second.id]
     with pytest.raises(MooringsError) as refused:
         await rig.controller.release_claim(ANN, shown.claim.id)
     assert refused.value.code == "claim.held_by_run"
-    await rig.controller.runs.cancel(ANN, second.id, wait_s=patient(30))
+    await rig.controller.runs.cancel_run(ANN, second.id, wait_s=patient(30))
     await rig.nothing_left("cs")
 
 
@@ -95,11 +95,11 @@ async def test_the_memory_of_the_management_node_is_what_compiles_wait_for(rig: 
     one = await start(rig, COMPILE, "sleep", "1000")
     await rig.until(lambda: rig.assembly.loop.runs.by_id[one.id].state is RunState.RUNNING)
     two = await start(rig, COMPILE, "true", workflow=OTHER)
-    view = await rig.controller.runs.get(two.id)
+    view = await rig.controller.runs.get_run(two.id)
     assert view.run.state is RunState.WAITING
     assert view.reason is not None
     assert "memory" in view.reason.message
-    await rig.controller.runs.cancel(ANN, one.id, wait_s=patient(30))
+    await rig.controller.runs.cancel_run(ANN, one.id, wait_s=patient(30))
     assert (await end(rig, two)).state is RunState.SUCCEEDED
 
 
@@ -113,7 +113,7 @@ async def test_a_workflow_has_one_priority_and_p0_is_for_admins(rig: Rig) -> Non
         (ANN, "wsjob-none", -199, "run.unknown"),
     ):
         with pytest.raises(MooringsError) as refused:
-            await rig.controller.runs.prioritise(caller, ident, priority)
+            await rig.controller.runs.set_run_priority(caller, ident, priority)
         assert refused.value.code == code
     with pytest.raises(MooringsError) as refused:
         await start(rig, COMPILE, priority=0, workflow="wflow-" + "c" * 22)
@@ -121,21 +121,21 @@ async def test_a_workflow_has_one_priority_and_p0_is_for_admins(rig: Rig) -> Non
     with pytest.raises(MooringsError) as refused:
         await start(rig, COMPILE, caller=BOB)
     assert refused.value.code == "owner.denied", "a workflow is one person's"
-    view = await rig.controller.runs.prioritise(ADMIN, run.id, -50)
+    view = await rig.controller.runs.set_run_priority(ADMIN, run.id, -50)
     assert view.claim is not None
     assert view.claim.spec.priority == -50
     later = await start(rig, EXECUTE, systems=4)
     assert priority_of(rig, later) == -50, "what its workflow has by now"
-    await rig.controller.runs.prioritise(ANN, later.id, -399)
+    await rig.controller.runs.set_run_priority(ANN, later.id, -399)
     assert (priority_of(rig, run), priority_of(rig, later)) == (-399, -399)
     overtaking = await start(rig, EXECUTE, systems=4, workflow="wflow-" + "d" * 22)
-    await rig.controller.runs.cancel(ADMIN, blocker.id, wait_s=patient(30))
+    await rig.controller.runs.cancel_run(ADMIN, blocker.id, wait_s=patient(30))
     ended = [await end(rig, one) for one in (overtaking, run, later)]
     claims = [(await rig.controller.get_claim(one.claim or "")).claim for one in ended]
     granted = [claim.granted_at or 0 for claim in claims]  # not when they started: an engine's clock is not the rig's
     assert granted == sorted(granted)
     with pytest.raises(MooringsError) as refused:
-        await rig.controller.runs.prioritise(ANN, run.id, -199)
+        await rig.controller.runs.set_run_priority(ANN, run.id, -199)
     assert refused.value.code == "run.ended"
 
 
@@ -177,7 +177,7 @@ async def test_a_client_that_is_gone_loses_its_job_and_one_that_is_heard_does_no
         assert one.state is RunState.CANCELLED
         assert one.detail == "nobody renewed its lease of 20 s"
     assert rig.assembly.loop.runs.by_id[alive.id].state is RunState.RUNNING
-    await rig.controller.runs.cancel(ANN, alive.id, wait_s=patient(30))
+    await rig.controller.runs.cancel_run(ANN, alive.id, wait_s=patient(30))
 
 
 async def test_labels_are_changed_and_found(rig: Rig) -> None:
@@ -185,22 +185,22 @@ async def test_labels_are_changed_and_found(rig: Rig) -> None:
     twin = await start(rig, EXECUTE, "sleep", "1000", labels={"team": "nlp", "exp": "axb"}, workflow=OTHER)
 
     async def found(**labels: str) -> list[str]:
-        views = await rig.controller.runs.list_briefly(PageQuery(), part=ApplianceJobQuery(labels=labels))
+        views = await rig.controller.runs.list_run_heads(PageQuery(), part=ApplianceJobQuery(labels=labels))
         return [view.run.id for view in views]
 
     assert await found(team="nlp") == [run.id, twin.id]
     assert await found(team="nlp", exp="a_b") == [run.id]
     assert await found(team="nl") == []
-    await rig.controller.runs.label(ANN, run.id, {"team": None, "stage": "2"})
+    await rig.controller.runs.label_run(ANN, run.id, {"team": None, "stage": "2"})
     assert await found(team="nlp") == [twin.id]
     assert await found(stage="2") == [run.id]
     with pytest.raises(MooringsError) as refused:
-        await rig.controller.runs.label(BOB, run.id, {"x": "y"})
+        await rig.controller.runs.label_run(BOB, run.id, {"x": "y"})
     assert refused.value.code == "owner.denied"
     for one in (run, twin):
-        await rig.controller.runs.cancel(ANN, one.id, wait_s=patient(30))
+        await rig.controller.runs.cancel_run(ANN, one.id, wait_s=patient(30))
     with pytest.raises(MooringsError) as refused:
-        await rig.controller.runs.label(ANN, run.id, {"x": "y"})
+        await rig.controller.runs.label_run(ANN, run.id, {"x": "y"})
     assert refused.value.code == "run.ended"
 
 
@@ -220,37 +220,37 @@ async def test_of_two_who_begin_a_workflow_at_once_one_has_it(rig: Rig) -> None:
         made = [one for one in answers if isinstance(one, Run)]
         refused = [one.code for one in answers if isinstance(one, MooringsError)]
         assert (len(made), refused) == (1, ["owner.denied"])
-        await rig.controller.runs.cancel(ADMIN, made[0].id, wait_s=patient(30))
+        await rig.controller.runs.cancel_run(ADMIN, made[0].id, wait_s=patient(30))
 
 
 async def test_nobody_gets_past_the_appliances_priorities_with_a_claim_or_a_plain_run(rig: Rig) -> None:
     holder = await start(rig, EXECUTE, "sleep", "1000", systems=4, caller=ADMIN, workflow=OTHER)
     first = await start(rig, EXECUTE, systems=4, caller=ADMIN, priority=-5, workflow="wflow-" + "c" * 22)
     plain = replace(job("true"), accelerators=Accelerators("csx", 4))
-    last = (await rig.controller.runs.create(ANN, plain)).run
+    last = (await rig.controller.runs.create_run(ANN, plain)).run
     assert priority_of(rig, last) == DEFAULT_PRIORITY
     claim = (
         await rig.controller.create_claim(ANN, ClaimSpec(kind="csx", size=4), name=None, owner=None, key=None)
     ).claim
     assert claim.spec.priority == DEFAULT_PRIORITY
     for refused in (
-        rig.controller.runs.create(ANN, replace(plain, priority=1)),
-        rig.controller.runs.prioritise(ANN, last.id, 1),
+        rig.controller.runs.create_run(ANN, replace(plain, priority=1)),
+        rig.controller.runs.set_run_priority(ANN, last.id, 1),
         rig.controller.create_claim(ANN, ClaimSpec(kind="csx", size=4, priority=1), name=None, owner=None, key=None),
     ):
         with pytest.raises(MooringsError) as error:
             await refused
         assert error.value.code == "priority.denied"
-    view = await rig.controller.runs.get(first.id)
+    view = await rig.controller.runs.get_run(first.id)
     assert view.position == 1
     await rig.controller.release_claim(ANN, claim.id)
     for one in (holder, first, last):
-        await rig.controller.runs.cancel(ADMIN, one.id, wait_s=patient(30))
+        await rig.controller.runs.cancel_run(ADMIN, one.id, wait_s=patient(30))
 
 
 async def test_a_workflow_may_have_more_jobs_than_a_page(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_cases, "_PAGE", 2)
-    monkeypatch.setattr(run_cases, "WORKFLOW_JOBS_MAX", 5)
+    monkeypatch.setattr(run_service, "_PAGE", 2)
+    monkeypatch.setattr(run_service, "WORKFLOW_JOBS_MAX", 5)
     for number in range(5):
         run = await start(rig, COMPILE, priority=-199 if not number else -399)
         assert priority_of(rig, run) == -199, "as the first one"

@@ -14,20 +14,11 @@ from typing import Any
 import pytest
 
 from examples.demo import processes_of
-from tests.e2e.processes import LEADS, POOLS, ControllerProcess, Twin
+from tests.e2e.processes import POOLS, ControllerProcess, Twin, start_leading
 from tests.postgresql import PostgresqlServer
 from tests.waiting import patient, until
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def controller(tmp_path: Path):
-    made = ControllerProcess(tmp_path)
-    made.start()
-    yield made
-    if made.process is not None and made.process.poll() is None:
-        assert made.stop() == 0
 
 
 def tool(what: str, data: Path, file: Path | None = None) -> tuple[int, str, str]:
@@ -44,7 +35,7 @@ def tool(what: str, data: Path, file: Path | None = None) -> tuple[int, str, str
 
 
 def make_run(controller: ControllerProcess, gate: Path, size: int) -> dict[str, Any]:
-    """A run whose job goes on until there is a file ``gate``."""
+    """A run whose job continues until there is a file ``gate``."""
     job = {
         "name": gate.name,
         "command": ["sh", "-c", f"until test -e {gate}; do sleep 0.05; done; echo through"],
@@ -86,7 +77,7 @@ def test_a_job_of_after_the_backup_keeps_its_partition_through_a_restore(
     assert tool("save", controller.data, file)[0] == 0
     assert file.stat().st_mode & 0o777 == 0o600
 
-    # The world goes on.
+    # The world continues.
     assert controller.ask("DELETE", f"/v1/claims/{released}?wait=20s")[0] == 200
     since = start_run(controller, tmp_path / "since")
     claim(controller, "by-hand-since", 4)
@@ -258,13 +249,6 @@ def test_a_postgresql_database_that_its_own_tools_restored(
         if twin.process is not None and twin.process.poll() is None:
             assert twin.stop() == 0
         postgresql.execute(f"DROP DATABASE {restored}")
-
-
-def start_leading(twin: Twin) -> None:
-    """Start it and wait until it leads this time."""
-    led = twin.log().count(LEADS)
-    twin.start()
-    until(lambda: twin.log().count(LEADS) > led)
 
 
 def external(twin: Twin) -> tuple[int, str, str]:

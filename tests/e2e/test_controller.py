@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 
 from moorings.api.render import run_body
-from moorings.core.access import Role
-from moorings.core.claims import ClaimSpec, ClaimState, PartitionId, QueueMode
-from moorings.core.devices import DeviceState
-from moorings.core.errors import MooringsError
-from moorings.core.hardware import PartitionSpec
-from moorings.core.partitions import PartitionState
+from moorings.core.model.access import Role
+from moorings.core.model.claims import ClaimSpec, ClaimState, PartitionId, QueueMode
+from moorings.core.model.devices import DeviceState
+from moorings.core.model.driver_results import PartitionSpec
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.partitions import PartitionState
+from moorings.core.model.topology import Block
 from moorings.core.reconcile import mark_for
-from moorings.core.topology import Block
 from moorings.drivers.simulated.faults import Fault, FaultKind, VendorCall
 from moorings.ports.store import Changes, PageQuery, Seq
-from moorings.testing.records import NEW, a_claim
+from moorings.testing.builders import NEW, a_claim
 from moorings.workloads.runs import RunPhase, RunState
 from tests.e2e.rig import ADMIN, ANN, BOB, Rig, job, running
 from tests.waiting import patient
@@ -38,7 +38,7 @@ async def test_a_claim_from_wish_to_release_and_its_story_in_the_log(rig: Rig) -
     claim = await rig.claim(4, gcds=2)
     assert claim.state is ClaimState.READY
     assert await rig.hardware() == {claim.name}
-    binding = await rig.controller.claim_binding(ANN, claim.id)
+    binding = await rig.controller.get_binding(ANN, claim.id)
     assert [gcd.devices for gcd in binding.gcds] == [("pod16:0", "pod16:1"), ("pod16:2", "pod16:3")]
     released = await rig.release(claim)
     assert released.state is ClaimState.RELEASED
@@ -103,15 +103,15 @@ async def test_a_wait_that_runs_out_answers_with_what_there_is_and_leaves_nothin
     assert late.state is ClaimState.PENDING
     for _ in range(20):
         await rig.controller.get_claim(late.id, wait_s=0.001)
-    assert not rig.controller._claim_waits  # a leak would show nowhere else
+    assert not rig.controller._claims.follower.waiters  # a leak would show nowhere else
 
 
 async def test_who_may_do_what(rig: Rig) -> None:
     claim = await rig.claim(1)
     for attempt in (
         rig.controller.release_claim(BOB, claim.id),
-        rig.controller.claim_binding(BOB, claim.id),
-        rig.controller.await_binding(BOB, claim.id, 1),
+        rig.controller.get_binding(BOB, claim.id),
+        rig.controller.wait_for_binding(BOB, claim.id, 1),
         rig.controller.reset_partition(BOB, claim.name),
         rig.controller.create_claim(BOB, ClaimSpec(kind="ipu", size=1), name=None, owner="user/ann", key=None),
         rig.controller.create_claim(BOB, ClaimSpec(kind="ipu", size=1), name=None, owner="user/bobby", key=None),
@@ -133,17 +133,17 @@ async def test_claims_of_local_runs_are_the_controller_s(rig: Rig) -> None:
 
 async def test_nobody_acts_on_leases_runs_or_output_of_another(rig: Rig) -> None:
     leased = await rig.claim(16, lease_s=600.0)
-    waiting = (await rig.controller.runs.create(ANN, job("true"))).run
+    waiting = (await rig.controller.runs.create_run(ANN, job("true"))).run
     for attempt in (
         lambda: rig.controller.renew_claim(BOB, leased.id),
         lambda: rig.controller.runs.logs(BOB, waiting.id, task=None, follow=False),
-        lambda: rig.controller.runs.cancel(BOB, waiting.id),
+        lambda: rig.controller.runs.cancel_run(BOB, waiting.id),
     ):
         with pytest.raises(MooringsError) as refused:
             await attempt()
         assert refused.value.code == "owner.denied"
     assert rig.assembly.loop.runs.by_id[waiting.id].state is RunState.WAITING
-    await rig.controller.runs.cancel(ANN, waiting.id, wait_s=patient(20))
+    await rig.controller.runs.cancel_run(ANN, waiting.id, wait_s=patient(20))
 
 
 async def test_only_admins_have_to_do_with_keys(rig: Rig) -> None:
@@ -169,16 +169,16 @@ async def test_a_name_that_could_be_an_id_is_refused(rig: Rig) -> None:
 
 
 async def test_a_job_s_name_reaches_the_caller_s_own_run(rig: Rig) -> None:
-    mine = await rig.controller.runs.create(ANN, job("sleep", "1000"))
-    theirs = await rig.controller.runs.create(BOB, job("sleep", "1000"))
+    mine = await rig.controller.runs.create_run(ANN, job("sleep", "1000"))
+    theirs = await rig.controller.runs.create_run(BOB, job("sleep", "1000"))
     await rig.until(lambda: rig.assembly.loop.runs.by_id[mine.run.id].state is RunState.RUNNING)
-    gone = await rig.controller.runs.cancel(ANN, "job", wait_s=patient(20))
+    gone = await rig.controller.runs.cancel_run(ANN, "job", wait_s=patient(20))
     assert gone.run.id == mine.run.id
-    await rig.controller.runs.cancel(BOB, theirs.run.id, wait_s=patient(20))
+    await rig.controller.runs.cancel_run(BOB, theirs.run.id, wait_s=patient(20))
 
 
 async def test_the_values_of_a_job_s_environment_are_its_owner_s(rig: Rig) -> None:
-    view = await rig.controller.runs.create(
+    view = await rig.controller.runs.create_run(
         ANN, replace(job("true"), environment={"PATH": "/usr/bin:/bin", "TOKEN": "hunter2"})
     )
     assert run_body(view, BOB).job.environment == {"PATH": "(hidden)", "TOKEN": "(hidden)"}
@@ -186,7 +186,7 @@ async def test_the_values_of_a_job_s_environment_are_its_owner_s(rig: Rig) -> No
     assert run_body(view, ADMIN).job.environment["TOKEN"] == "hunter2"
     rows = await rig.controller.list_events(Seq(0), 100)
     assert not any("hunter2" in row.event.data for row in rows)
-    await rig.controller.runs.get(view.run.id, wait_s=patient(20))
+    await rig.controller.runs.get_run(view.run.id, wait_s=patient(20))
 
 
 async def test_no_room_and_no_wish_to_wait(rig: Rig) -> None:
@@ -202,7 +202,7 @@ async def test_reset_makes_the_partition_unusable_until_it_is_done(rig: Rig) -> 
     view = await rig.controller.reset_partition(ANN, claim.name)
     assert view.partition.state is PartitionState.RESETTING
     with pytest.raises(MooringsError) as refused:
-        await rig.controller.claim_binding(ANN, claim.id)
+        await rig.controller.get_binding(ANN, claim.id)
     assert refused.value.code in ("partition.not_active", "claim.not_ready")
     await rig.until(lambda: rig.controller.get_partition(claim.name).partition.state is PartitionState.ACTIVE)
 
@@ -213,7 +213,7 @@ async def test_no_binding_while_the_driver_has_not_heard_of_a_reset(rig: Rig) ->
     rig.driver().faults.add(Fault(kind=FaultKind.TIMEOUT_BEFORE, calls=frozenset({VendorCall.RESET})))
     await rig.controller.reset_partition(ANN, claim.name)
     with pytest.raises(MooringsError) as refused:
-        await rig.controller.claim_binding(ANN, claim.id)
+        await rig.controller.get_binding(ANN, claim.id)
     assert refused.value.code == "partition.not_active"
     rig.driver().faults.clear()
     await rig.until(lambda: rig.controller.get_partition(claim.name).partition.state is PartitionState.ACTIVE)
@@ -222,7 +222,7 @@ async def test_no_binding_while_the_driver_has_not_heard_of_a_reset(rig: Rig) ->
 async def test_a_replaced_controller_does_not_say_that_a_claim_is_released(rig: Rig) -> None:
     """It knows nothing of what the new leader grants, and its turn saves nothing that could be fenced off."""
     store = rig.assembly.loop.store
-    epoch = store.lead("another", rig.clock.now())
+    epoch = store.begin_epoch("another", rig.clock.now())
     theirs = a_claim(1, owner="user/ann", subject="ann")
     store.commit(epoch, Changes(claims=[(theirs, NEW)]))
     with pytest.raises(MooringsError) as refused:
@@ -368,8 +368,8 @@ async def test_why_a_granted_claim_is_not_ready(rig: Rig) -> None:
 
 
 async def test_many_wait_for_the_same_claim_and_run(rig: Rig) -> None:
-    view = await rig.controller.runs.create(ANN, job("sh", "-c", "sleep 0.3"))
-    runs = [rig.controller.runs.get(view.run.id, wait_s=patient(20)) for _ in range(5)]
+    view = await rig.controller.runs.create_run(ANN, job("sh", "-c", "sleep 0.3"))
+    runs = [rig.controller.runs.get_run(view.run.id, wait_s=patient(20)) for _ in range(5)]
     assert view.run.claim is not None
     claims = [rig.controller.get_claim(view.run.claim, wait_s=patient(20), until="ENDED") for _ in range(5)]
     ended, released = await asyncio.gather(asyncio.gather(*runs), asyncio.gather(*claims))
@@ -425,9 +425,9 @@ async def test_a_run_gets_its_partition_runs_and_gives_it_back(rig: Rig, tmp_pat
     script = (
         'echo "$RANK of $WORLD_SIZE: $MOORINGS_DEVICES"; test -f "$IPUOF_CONFIG_PATH"; test -z "$IPUOF_VIPU_API_HOST"'
     )
-    view = await rig.controller.runs.create(ANN, job("sh", "-ec", script, size=4, tasks=2))
+    view = await rig.controller.runs.create_run(ANN, job("sh", "-ec", script, size=4, tasks=2))
     assert view.run.state is RunState.WAITING
-    ended = await rig.controller.runs.get(view.run.id, wait_s=patient(20))
+    ended = await rig.controller.runs.get_run(view.run.id, wait_s=patient(20))
     assert (ended.run.state, ended.run.exit_code, ended.run.task_codes) == (RunState.SUCCEEDED, 0, (0, 0))
     chunks = [chunk async for chunk in await rig.controller.runs.logs(ANN, view.run.id, task=None, follow=False)]
     assert sorted(b"".join(chunks).decode().splitlines()) == [
@@ -445,45 +445,45 @@ async def test_no_process_starts_before_its_partition_is_active(rig: Rig, tmp_pa
     """Law 4, with hardware that stays unknown for a while."""
     rig.driver().faults.add(Fault(kind=FaultKind.LYING_UNKNOWN))
     flag = tmp_path / "started"
-    view = await rig.controller.runs.create(ANN, job("touch", str(flag)))
+    view = await rig.controller.runs.create_run(ANN, job("touch", str(flag)))
     await rig.clock.sleep(5)
     assert not flag.exists()
     rig.driver().faults.clear()
-    await rig.controller.runs.get(view.run.id, wait_s=patient(20))
+    await rig.controller.runs.get_run(view.run.id, wait_s=patient(20))
     assert flag.exists()
 
 
 async def test_a_failing_job_keeps_its_exit_code_and_leaves_nothing(rig: Rig) -> None:
-    view = await rig.controller.runs.create(ANN, job("sh", "-c", "exit 7"))
-    ended = await rig.controller.runs.get(view.run.id, wait_s=patient(20))
+    view = await rig.controller.runs.create_run(ANN, job("sh", "-c", "exit 7"))
+    ended = await rig.controller.runs.get_run(view.run.id, wait_s=patient(20))
     assert (ended.run.state, ended.run.exit_code) == (RunState.FAILED, 7)
     await rig.nothing_left()
 
 
 async def test_cancelling_while_waiting_and_while_running(rig: Rig) -> None:
     holder = await rig.claim(16)
-    waiting = await rig.controller.runs.create(ANN, job("true"))
+    waiting = await rig.controller.runs.create_run(ANN, job("true"))
     assert waiting.reason is not None
-    gone = await rig.controller.runs.cancel(ANN, waiting.run.id)
+    gone = await rig.controller.runs.cancel_run(ANN, waiting.run.id)
     assert gone.run.state is RunState.CANCELLED
     await rig.release(holder)
-    going = await rig.controller.runs.create(ANN, job("sleep", "1000"))
+    going = await rig.controller.runs.create_run(ANN, job("sleep", "1000"))
     await rig.until(lambda: rig.assembly.loop.runs.by_id[going.run.id].state is RunState.RUNNING)
     assert going.run.claim is not None
     with pytest.raises(MooringsError) as refused:
         await rig.controller.release_claim(ANN, going.run.claim)
     assert refused.value.code == "claim.held_by_run"
     with pytest.raises(MooringsError) as refused:
-        await rig.controller.runs.cancel(BOB, going.run.id)
+        await rig.controller.runs.cancel_run(BOB, going.run.id)
     assert refused.value.code == "owner.denied"
-    ended = await rig.controller.runs.cancel(ANN, going.run.id, wait_s=patient(20))
+    ended = await rig.controller.runs.cancel_run(ANN, going.run.id, wait_s=patient(20))
     assert ended.run.state is RunState.CANCELLED
     await rig.nothing_left()
 
 
 async def test_a_job_is_stopped_though_that_cannot_be_saved(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full disk, which its output may have filled: its processes end, and nothing is removed before that is saved."""
-    going = (await rig.controller.runs.create(ANN, job("sleep", "1000"))).run
+    going = (await rig.controller.runs.create_run(ANN, job("sleep", "1000"))).run
     await rig.until(lambda: rig.assembly.loop.runs.by_id[going.id].state is RunState.RUNNING)
 
     def full(*_: object) -> None:
@@ -493,10 +493,10 @@ async def test_a_job_is_stopped_though_that_cannot_be_saved(rig: Rig, monkeypatc
         patched.setattr(rig.assembly.loop.store, "commit", full)
         patched.setattr(rig.assembly.loop.store, "ping", full)
         with pytest.raises(MooringsError) as refused:
-            await rig.controller.runs.cancel(BOB, going.id)
+            await rig.controller.runs.cancel_run(BOB, going.id)
         assert refused.value.code == "owner.denied"
         with pytest.raises(MooringsError) as refused:
-            await rig.controller.runs.cancel(ANN, going.id)
+            await rig.controller.runs.cancel_run(ANN, going.id)
         assert (refused.value.code, "were told to stop" in refused.value.detail) == ("store.unavailable", True)
 
         async def ended() -> bool:
@@ -505,16 +505,16 @@ async def test_a_job_is_stopped_though_that_cannot_be_saved(rig: Rig, monkeypatc
 
         await rig.until(ended)
         assert len(await rig.hardware()) == 1
-    end = await rig.controller.runs.get(going.id, wait_s=patient(20))
+    end = await rig.controller.runs.get_run(going.id, wait_s=patient(20))
     assert end.run.state is RunState.CANCELLED
     await rig.nothing_left()
 
 
 async def test_cancelling_before_the_engine_ever_had_it(rig: Rig) -> None:
     rig.driver().faults.add(Fault(kind=FaultKind.TIMEOUT_BEFORE, calls=frozenset({VendorCall.BINDING})))
-    view = await rig.controller.runs.create(ANN, job("true"))
+    view = await rig.controller.runs.create_run(ANN, job("true"))
     await rig.until(lambda: rig.assembly.loop.runs.by_id[view.run.id].state is RunState.STARTING)
-    ended = await rig.controller.runs.cancel(ANN, view.run.id, wait_s=patient(20))
+    ended = await rig.controller.runs.cancel_run(ANN, view.run.id, wait_s=patient(20))
     assert ended.run.state is RunState.CANCELLED
     await rig.nothing_left()
 
@@ -522,8 +522,8 @@ async def test_cancelling_before_the_engine_ever_had_it(rig: Rig) -> None:
 async def test_a_partition_lost_before_the_start_ends_the_run(rig: Rig) -> None:
     rig.driver().faults.add(Fault(kind=FaultKind.TIMEOUT_BEFORE, calls=frozenset({VendorCall.BINDING})))
     rig.driver().faults.add(Fault(kind=FaultKind.VANISHES, seconds=10.0, times=1))
-    view = await rig.controller.runs.create(ANN, job("true"))
-    ended = await rig.controller.runs.get(view.run.id, wait_s=patient(20))
+    view = await rig.controller.runs.create_run(ANN, job("true"))
+    ended = await rig.controller.runs.get_run(view.run.id, wait_s=patient(20))
     assert ended.run.state is RunState.FAILED
     assert "was lost" in ended.run.detail
     await rig.nothing_left()
@@ -532,30 +532,30 @@ async def test_a_partition_lost_before_the_start_ends_the_run(rig: Rig) -> None:
 async def test_a_claim_is_held_until_its_run_s_processes_are_gone(rig: Rig) -> None:
     """Law 3, while a cancelled job takes its time to end."""
     script = "trap 'sleep 1; exit 3' TERM; echo up; while :; do sleep 0.05; done"
-    view = await rig.controller.runs.create(ANN, job("sh", "-c", script))
+    view = await rig.controller.runs.create_run(ANN, job("sh", "-c", script))
     await rig.until(lambda: rig.assembly.loop.runs.by_id[view.run.id].state is RunState.RUNNING)
-    await rig.controller.runs.cancel(ANN, view.run.id)
+    await rig.controller.runs.cancel_run(ANN, view.run.id)
     await rig.clock.sleep(3)
     assert rig.fleet.claims[view.run.claim].state is ClaimState.READY
     assert len(await rig.hardware()) == 1
-    assert (await rig.controller.runs.get(view.run.id, wait_s=patient(20))).run.ended
+    assert (await rig.controller.runs.get_run(view.run.id, wait_s=patient(20))).run.is_ended
     await rig.nothing_left()
 
 
 async def test_a_claim_that_a_run_holds_is_not_released_by_hand(rig: Rig) -> None:
     """Law 3: its partition would go from under its processes; whoever may release it may cancel the run."""
     await rig.claim(16)
-    run = (await rig.controller.runs.create(ANN, job("true"))).run
+    run = (await rig.controller.runs.create_run(ANN, job("true"))).run
     assert run.claim is not None
     for caller in (ANN, ADMIN):
         with pytest.raises(MooringsError) as refused:
             await rig.controller.release_claim(caller, run.claim)
         assert refused.value.code == "claim.held_by_run"
-    await rig.controller.runs.cancel(ANN, run.id, wait_s=patient(20))
+    await rig.controller.runs.cancel_run(ANN, run.id, wait_s=patient(20))
 
 
 async def test_a_partition_under_a_run_is_not_reset(rig: Rig) -> None:
-    view = await rig.controller.runs.create(ANN, job("sleep", "1000"))
+    view = await rig.controller.runs.create_run(ANN, job("sleep", "1000"))
     await rig.until(lambda: rig.assembly.loop.runs.by_id[view.run.id].state is RunState.RUNNING)
     with pytest.raises(MooringsError) as refused:
         await rig.controller.reset_partition(ANN, view.run.id)
@@ -563,26 +563,26 @@ async def test_a_partition_under_a_run_is_not_reset(rig: Rig) -> None:
     with pytest.raises(MooringsError) as refused:
         await rig.controller.runs.logs(BOB, view.run.id, task=None, follow=False)
     assert refused.value.code == "owner.denied"
-    await rig.controller.runs.cancel(ANN, view.run.id, wait_s=patient(20))
+    await rig.controller.runs.cancel_run(ANN, view.run.id, wait_s=patient(20))
 
 
 async def test_a_run_outlives_its_controller_and_is_found_again(tmp_path: Path) -> None:
     flag = tmp_path / "go"
     async with running(tmp_path / "data") as rig:
         script = f"until test -e {flag}; do sleep 0.05; done; echo done"
-        view = await rig.controller.runs.create(ANN, job("sh", "-c", script))
+        view = await rig.controller.runs.create_run(ANN, job("sh", "-c", script))
         await rig.until(lambda: rig.assembly.loop.runs.by_id[view.run.id].state is RunState.RUNNING)
     flag.touch()
     async with running(tmp_path / "data") as rig:
-        ended = await rig.controller.runs.get(view.run.id, wait_s=patient(20))
+        ended = await rig.controller.runs.get_run(view.run.id, wait_s=patient(20))
         assert (ended.run.state, ended.run.exit_code) == (RunState.SUCCEEDED, 0)
         await rig.nothing_left()
 
 
 async def test_a_run_whose_partition_is_lost_is_stopped_and_told_why(rig: Rig) -> None:
     rig.driver().faults.add(Fault(kind=FaultKind.VANISHES, seconds=2.0, times=1))
-    view = await rig.controller.runs.create(ANN, job("sleep", "1000"))
-    ended = await rig.controller.runs.get(view.run.id, wait_s=patient(40))
+    view = await rig.controller.runs.create_run(ANN, job("sleep", "1000"))
+    ended = await rig.controller.runs.get_run(view.run.id, wait_s=patient(40))
     assert ended.run.state is RunState.FAILED, "nobody cancelled it"
     assert "was lost" in ended.run.detail
     await rig.nothing_left()
@@ -591,14 +591,16 @@ async def test_a_run_whose_partition_is_lost_is_stopped_and_told_why(rig: Rig) -
 async def test_a_job_whose_claim_can_never_be_served_is_refused_before_anything_exists(rig: Rig) -> None:
     for size, code in ((3, "claim.size_not_allowed"), (32, "claim.too_large")):
         with pytest.raises(MooringsError) as refused:
-            await rig.controller.runs.create(ANN, job("true", size=size))
+            await rig.controller.runs.create_run(ANN, job("true", size=size))
         assert refused.value.code == code
-    assert await rig.controller.runs.list(PageQuery()) == []
+    assert await rig.controller.runs.list_runs(PageQuery()) == []
     told = [row.event.name for row in await rig.controller.list_events(Seq(0), 10)]
     assert told == ["controller.led"]
 
 
 async def test_the_same_key_starts_one_run(rig: Rig) -> None:
-    first, twin = await asyncio.gather(*(rig.controller.runs.create(ANN, job("true"), key="once") for _ in range(2)))
+    first, twin = await asyncio.gather(
+        *(rig.controller.runs.create_run(ANN, job("true"), key="once") for _ in range(2))
+    )
     assert first.run.id == twin.run.id
-    assert len(await rig.controller.runs.list(PageQuery())) == 1
+    assert len(await rig.controller.runs.list_runs(PageQuery())) == 1

@@ -9,9 +9,9 @@ import httpx2
 import pytest
 
 from moorings.api.application import make_application
-from moorings.core.access import DAY_S, Role
-from moorings.core.claims import ClaimState
-from moorings.core.instants import Timestamp, add_seconds
+from moorings.core.model.access import Role
+from moorings.core.model.claims import ClaimState
+from moorings.core.model.timestamps import DAY_S, Timestamp, add_seconds
 from moorings.workloads.runs import RunState
 from tests.e2e.rig import ADMIN, QuickClock, Rig, job, running
 from tests.waiting import patient
@@ -53,7 +53,7 @@ async def test_an_expired_key_ends_no_claim_and_no_run_and_its_subject_s_next_ke
     async with as_(rig, first) as api:
         held = (await api.post("/v1/claims?wait=20s", json={"size": 4})).json()
         caller = await rig.controller.authenticate(first)
-        run = await rig.controller.runs.create(caller, job("sleep", "600"), key="k")
+        run = await rig.controller.runs.create_run(caller, job("sleep", "600"), key="k")
         await rig.until(lambda: rig.assembly.loop.runs.by_id[run.run.id].state is RunState.RUNNING)
         waits = (await api.post("/v1/claims", json={"size": 16})).json()
         clock.ahead_s = 2 * DAY_S
@@ -96,7 +96,7 @@ async def test_a_holder_rotates_over_the_api_and_the_doctor_warns_in_time(rig: R
     key, first = await rig.controller.create_key(ADMIN, "ann", Role.USER, None, 30 * DAY_S)
 
     async def warned() -> tuple[str, str]:
-        (finding,) = [one for one in (await rig.controller.findings(ADMIN)).items if one.id == "keys"]
+        (finding,) = [one for one in (await rig.controller.run_doctor(ADMIN)).items if one.id == "keys"]
         return finding.verdict, finding.evidence
 
     assert (await warned())[0] == "PASS"

@@ -17,15 +17,6 @@ ROUNDS = 8
 CLIENTS = 6
 
 
-@pytest.fixture
-def controller(tmp_path: Path):
-    made = ControllerProcess(tmp_path)
-    made.start()
-    yield made
-    if made.process is not None and made.process.poll() is None:
-        assert made.stop() == 0
-
-
 class Client(threading.Thread):
     """Makes and releases claims, each with a key of its own, until told to stop; remembers every answer it got."""
 

@@ -7,7 +7,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -22,15 +22,6 @@ from tests.waiting import patient, until
 pytestmark = pytest.mark.slow
 
 WAYS = ("a backup is restored", "a copy is put in its place")
-
-
-@pytest.fixture
-def controller(tmp_path: Path) -> Iterator[ControllerProcess]:
-    made = ControllerProcess(tmp_path)
-    made.start()
-    yield made
-    if made.process is not None and made.process.poll() is None:
-        assert made.stop() == 0
 
 
 def remember(controller: ControllerProcess, way: str) -> Callable[[], str]:
@@ -86,7 +77,7 @@ def replay(controller: ControllerProcess) -> subprocess.CompletedProcess[str]:
 def begin(
     controller: ControllerProcess, gate: Path, size: int, within: str | None = None
 ) -> tuple[int, dict[str, Any]]:
-    """A run whose job goes on until there is a file ``gate``."""
+    """A run whose job continues until there is a file ``gate``."""
     job = {
         "name": gate.name,
         "command": ["sh", "-c", f"until test -e {gate}; do sleep 0.05; done"],

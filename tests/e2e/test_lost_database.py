@@ -1,4 +1,4 @@
-"""The database's file is removed, or replaced, under a live controller: it stops, and begins anew for nobody."""
+"""The database's file is removed, or replaced, under a live controller: it stops, and begins again for nobody."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import http.client
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -16,15 +14,6 @@ from tests.e2e.processes import ControllerProcess
 from tests.waiting import patient, until
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def controller(tmp_path: Path) -> Iterator[ControllerProcess]:
-    made = ControllerProcess(tmp_path)
-    made.start()
-    yield made
-    if made.process is not None and made.process.poll() is None:
-        assert made.stop() == 0
 
 
 @pytest.mark.parametrize("how", ["removed", "replaced"])

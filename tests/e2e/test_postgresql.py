@@ -9,8 +9,8 @@ import psycopg
 import pytest
 
 from moorings.controller.service import Controller
-from moorings.core.claims import Claim, ClaimSpec, ClaimState
-from moorings.core.errors import MooringsError
+from moorings.core.model.claims import Claim, ClaimSpec, ClaimState
+from moorings.core.model.errors import MooringsError
 from moorings.ports.store import PageQuery
 from moorings.store.postgresql import open_postgresql
 from moorings.store.session import DatabaseTimeouts
@@ -55,8 +55,8 @@ async def test_claims_and_runs_from_wish_to_release(tmp_path: Path, database_url
         claim = await rig.claim(4, gcds=2)
         assert claim.state is ClaimState.READY
         assert await rig.hardware() == {claim.name}
-        view = await rig.controller.runs.create(ANN, job("true", size=2))
-        ended = await rig.controller.runs.get(view.run.id, wait_s=patient(60))
+        view = await rig.controller.runs.create_run(ANN, job("true", size=2))
+        ended = await rig.controller.runs.get_run(view.run.id, wait_s=patient(60))
         assert ended.run.state is RunState.SUCCEEDED
         assert (await rig.release(claim)).state is ClaimState.RELEASED
         await rig.nothing_left()
@@ -85,7 +85,7 @@ async def test_a_lost_answer_to_a_commit_gives_the_same_key_the_same_claim(tmp_p
     try:
         async with running(tmp_path, store=store) as rig:
             await ask(rig, "before")
-            await rig.until(lambda: not rig.assembly.loop._mail)
+            await rig.until(lambda: not rig.assembly.loop._inbox)
             way.arm(cut)
             with pytest.raises(MooringsError) as caught:
                 await ask(rig, "k")
@@ -96,7 +96,7 @@ async def test_a_lost_answer_to_a_commit_gives_the_same_key_the_same_claim(tmp_p
                 # A loop that read without waiting for the lost commit would do so now.
                 locked = f"datname = '{database_name}' AND wait_event_type = 'Lock'"
                 waits = f"SELECT 1 FROM pg_stat_activity WHERE {locked}"
-                await rig.until(lambda: not rig.assembly.loop._stale or bool(postgresql.execute(waits)))
+                await rig.until(lambda: not rig.assembly.loop._needs_reload or bool(postgresql.execute(waits)))
                 way.late.set()
             if cut is not Cut.BEFORE:  # it was saved: the loop finds it again by itself, and makes what it wants
                 await rig.until(lambda: [claim.state for claim in rig.fleet.claims.values()] == [ClaimState.READY] * 2)

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import subprocess
-import sys
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from moorings.cli.main import main
-from tests.e2e.processes import ControllerProcess
+from tests.e2e.processes import ControllerProcess, hand
 from tests.released.site import KEEPS_ALL
 from tests.waiting import patient, until
 
@@ -37,12 +35,6 @@ def site(tmp_path: Path) -> Iterator[ControllerProcess]:
     yield controller
     if controller.process is not None and controller.process.poll() is None:
         assert controller.stop() == 0
-
-
-def hand(controller: ControllerProcess, what: str, *flags: str) -> None:
-    argv = [sys.executable, "-m", "moorings.app.backup", what, "--data", str(controller.data), *flags]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=patient(60))
-    assert done.returncode == 0, done.stderr
 
 
 def everything_is_there(controller: ControllerProcess) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.processes import ControllerProcess
+from tests.e2e.processes import ControllerProcess, hand
 from tests.released.code import environment_of, released_code
 from tests.waiting import patient, until
 
@@ -92,12 +92,9 @@ def test_the_code_of_the_release_is_what_runs(released_code: Path) -> None:
     assert Path(told.stdout).is_relative_to(released_code)
 
 
-@pytest.mark.parametrize(("first", "second"), BOTH_WAYS, ids=["upgraded", "put back"])
-def test_living_supervisors_are_taken_over(
-    of: Mapping[str, Controller], released_code: Path, first: str, second: str
-) -> None:
+def test_living_supervisors_are_taken_over(of: Mapping[str, Controller], released_code: Path) -> None:
     """Their runs were started by the code before; one ends while there is no controller."""
-    before, after = of[first], of[second]
+    before, after = of[RELEASED], of[TODAY]
     before.start()
     runs = {
         "long": start_run(before, "long", await_file("go", "echo done"), tasks=2),
@@ -109,9 +106,7 @@ def test_living_supervisors_are_taken_over(
         until(lambda run=run: "begun" in output(before, run), not_yet=http.client.HTTPException)  # type: ignore[misc]
     supervisor = json.loads((before.data / "runs" / runs["long"]["id"] / "status.json").read_text())["supervisor"]
     given = Path(f"/proc/{supervisor['pid']}/environ").read_bytes()
-    assert (str(released_code).encode() in given) is (first == RELEASED), (
-        "the supervisor is of the code that started it"
-    )
+    assert str(released_code).encode() in given, "the supervisor is of the code that started it"
     runs["queued"] = start_run(before, "queued", "echo ran", size=16)
     held = before.holders()
     before.kill()
@@ -136,11 +131,8 @@ def test_living_supervisors_are_taken_over(
     assert starts == {"long": 2, "ends": 1, "stops": 1, "queued": 1}, "nothing is started twice; long has two tasks"
 
 
-@pytest.mark.parametrize(("first", "second"), BOTH_WAYS, ids=["upgraded", "put back"])
-def test_a_living_supervisor_yields_when_the_other_controller_asks(
-    of: Mapping[str, Controller], first: str, second: str
-) -> None:
-    before, after = of[first], of[second]
+def test_a_living_supervisor_yields_when_the_controller_of_today_asks(of: Mapping[str, Controller]) -> None:
+    before, after = of[RELEASED], of[TODAY]
     before.start()
     traps = "trap 'echo warned; exit 1' USR1; "
     resumes = {"preemptible": True, "checkpoint": {"resumable": True, "warnSignal": "USR1"}}
@@ -157,6 +149,32 @@ def test_a_living_supervisor_yields_when_the_other_controller_asks(
     again = after.ask("GET", f"/v1/runs/{run['id']}")[1]
     assert again["attempt"] == 1
     assert (after.data / "runs" / run["id"] / "logs" / "0" / "0.log").read_text().split() == ["begun", "warned"]
+
+
+def test_a_release_that_is_put_back_needs_its_backup(of: Mapping[str, Controller], tmp_path: Path) -> None:
+    """The way back of the how-to: until the restore nothing is changed, and after it what runs keeps running."""
+    before, after = of[RELEASED], of[TODAY]
+    before.start()
+    kept = before.ask("POST", "/v1/claims?wait=30s", {"name": "kept", "size": 2})[1]
+    backup = str(tmp_path / "backup.tar.gz")
+    hand(before, "save", "--file", backup)
+    assert before.stop() == 0
+    after.start()
+    run = start_run(after, "since", await_file("go", "echo done > since"))
+    until(lambda: "begun" in output(after, run), not_yet=http.client.HTTPException)
+    assert after.stop() == 0
+    with pytest.raises(AssertionError, match=r"store\.too_new"):
+        before.start()
+    after.start()
+    assert state(after, run) == "RUNNING"
+    assert after.stop() == 0
+    hand(before, "restore", "--file", backup)
+    before.start()
+    assert before.ask("GET", "/v1/claims/kept")[1]["devices"] == kept["devices"]
+    assert before.ask("GET", f"/v1/runs/{run['id']}")[0] == 404
+    until(lambda: "partition.stray_spared" in (before.folder / "controller.log").read_text())
+    (before.folder / "go").touch()
+    until((before.folder / "since").exists)
 
 
 @pytest.mark.parametrize(("moors", "serves"), BOTH_WAYS, ids=["old moor", "old controller"])

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from moorings.app.turned_back import protection_reason
+from moorings.app.recovery import protection_reason
 from moorings.cli.main import main
-from tests.e2e.processes import ControllerProcess
+from tests.e2e.processes import ControllerProcess, hand
 from tests.released.code import environment_of, released_code
 from tests.released.site import KEEPS_ALL, NAMES, ReleasedSite
 from tests.waiting import patient, until
@@ -77,12 +77,6 @@ def site(released: ReleasedSite) -> Iterator[ControllerProcess]:
 def items(controller: ControllerProcess, kind: str) -> dict[str, dict[str, Any]]:
     found = controller.ask("GET", f"/v1/{kind}?limit=100{'&all=true' if kind in ('claims', 'runs') else ''}")[1]
     return {item.get("name") or item["id"]: item for item in found["items"]}
-
-
-def hand(controller: ControllerProcess, what: str, *flags: str) -> None:
-    argv = [sys.executable, "-m", "moorings.app.backup", what, "--data", str(controller.data), *flags]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=patient(60))
-    assert done.returncode == 0, done.stderr
 
 
 def same(now: Mapping[str, Any], then: Mapping[str, Any], *but: str) -> None:

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from moorings.api.application import make_application
+from moorings.app.maintenance import archive_history
 from moorings.app.settings import Settings
-from moorings.app.upkeep import DAY_S, archive_history
-from moorings.cli.logs import read_log
+from moorings.cli.event_log import read_log
 from moorings.cli.main import main
 from moorings.controller.retention import EVENTS_A_FILE
-from moorings.core.access import Role
-from moorings.core.claims import ClaimSpec
-from moorings.core.errors import MooringsError
-from moorings.core.instants import Timestamp, add_seconds
+from moorings.core.model.access import Role
+from moorings.core.model.claims import ClaimSpec
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.timestamps import DAY_S, Timestamp, add_seconds
 from moorings.ports.store import PageQuery, Seq
 from tests.e2e.rig import ADMIN, ANN, POD16, QuickClock, Rig, running
 from tests.unit.api.sockets import Served, connected, serving_application
@@ -33,11 +33,6 @@ class LaterClock(QuickClock):
 
     def now(self) -> Timestamp:
         return add_seconds(super().now(), self.jumped_s)
-
-
-@pytest.fixture
-def anyio_backend():
-    return "asyncio"
 
 
 @dataclasses.dataclass
@@ -94,11 +89,11 @@ async def test_who_asks_after_history_has_left_is_told_the_truth(tmp_path, monke
     clock = LaterClock()
     async with running(tmp_path, POD16, clock) as rig:
         await lived(rig, clock, tmp_path, monkeypatch)
-        log = list(rig.assembly.loop.store.events(Seq(0), 10_000))
+        log = list(rig.assembly.loop.store.list_events(Seq(0), 10_000))
         await archive_history(rig.assembly, settings(tmp_path), clock)
         gone = rig.assembly.loop.archived
         assert 10 < gone < rig.assembly.loop.seq
-        kept = list(rig.assembly.loop.store.events(Seq(0), 10_000))
+        kept = list(rig.assembly.loop.store.list_events(Seq(0), 10_000))
         assert kept == [row for row in log if row.seq > gone]
 
         async with asking(rig) as ask:
@@ -106,7 +101,7 @@ async def test_who_asks_after_history_has_left_is_told_the_truth(tmp_path, monke
             for query in ("limit=1", "limit=1&after=0", "limit=1&after=3", f"limit=1&after={gone}"):
                 status, page = await ask.get(f"/v1/events?{query}")
                 assert (status, page["items"][0]["seq"]) == (200, gone + 1), query
-            # Who says that it has seen events, and wants those that follow, must not miss any.
+            # A watcher that names its last event must not miss a later one.
             for where, headers in ((f"&after={gone - 1}", {}), ("&after=3", {}), ("", {"last_event_id": "1"})):
                 status, problem = await ask.get(f"/v1/events?watch=1{where}", **headers)
                 assert (status, problem.get("code"), problem.get("retryable")) == (410, "events.gone", False)
@@ -119,7 +114,7 @@ async def test_who_asks_after_history_has_left_is_told_the_truth(tmp_path, monke
         with pytest.raises(MooringsError) as caught:
             await rig.controller.create_claim(ANN, SPEC, name="old", owner=None, key="once")
         assert caught.value.code == "claim.archived"
-        assert len(rig.assembly.loop.store.claims(PageQuery())) == 1
+        assert len(rig.assembly.loop.store.list_claims(PageQuery())) == 1
 
 
 async def test_a_page_that_retention_overtook_is_not_gone_on_from(tmp_path, monkeypatch):
@@ -137,7 +132,7 @@ async def test_replay_reads_archives_and_what_is_left_as_one_log(tmp_path, monke
     clock = LaterClock()
     async with running(tmp_path, POD16, clock) as rig:
         await lived(rig, clock, tmp_path, monkeypatch)
-        log = tuple(rig.assembly.loop.store.events(Seq(0), 10_000))
+        log = tuple(rig.assembly.loop.store.list_events(Seq(0), 10_000))
         await archive_history(rig.assembly, settings(tmp_path), clock)
         gone = rig.assembly.loop.archived
         async with asking(rig) as ask:
@@ -175,10 +170,10 @@ async def test_the_doctor_says_that_history_cannot_be_archived(tmp_path, monkeyp
         folder = settings(tmp_path).archive_folder
         folder.write_text("a file in the place of the folder")
         await archive_history(rig.assembly, settings(tmp_path), clock)
-        said = {finding.id: finding for finding in (await rig.controller.findings(ADMIN)).items}["history"]
+        said = {finding.id: finding for finding in (await rig.controller.run_doctor(ADMIN)).items}["history"]
         assert (said.verdict, str(folder) in said.evidence) == ("WARN", True)
         folder.unlink()
         await archive_history(rig.assembly, settings(tmp_path), clock)
-        assert {finding.id: finding.verdict for finding in (await rig.controller.findings(ADMIN)).items}[
+        assert {finding.id: finding.verdict for finding in (await rig.controller.run_doctor(ADMIN)).items}[
             "history"
         ] == "PASS"

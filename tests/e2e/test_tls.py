@@ -20,9 +20,10 @@ from typing import Any
 
 import pytest
 
-from moorings.cli.pki.authority import KeyPair, issue_client, issue_server, make_authority
-from moorings.cli.pki.folder import CertificateStore, client_certificate, client_key
 from moorings.cli.processes import user_subject
+from moorings.pki.authority import KeyPair, issue_client, issue_server, make_authority
+from moorings.pki.files import client_certificate, client_key
+from moorings.pki.folder import CertificateStore
 from tests.e2e.processes import POOLS, ControllerProcess, Twin
 from tests.waiting import patient, until
 
@@ -141,7 +142,7 @@ def shaken(port: int, context: ssl.SSLContext, **more: Any) -> Iterator[ssl.SSLS
 
 
 def refusal(port: int, context: ssl.SSLContext) -> str:
-    """OpenSSL's word for why the server does not go on; a client of TLS 1.3 learns it at its first read."""
+    """OpenSSL's word for why the server does not continue; a client of TLS 1.3 learns it at its first read."""
     try:
         with shaken(port, context) as connection:
             connection.sendall(b"GET /v1/pools HTTP/1.1\r\nhost: x\r\n\r\n")
@@ -417,7 +418,7 @@ def test_an_authority_is_changed_with_nobody_shut_out(own: Secure) -> None:
     own.pki.renew_server([], NOW, 365)
     own.reload()
     assert own.ask("GET", "/healthz")[0] == 200
-    assert own.pki.drop_old() == 1
+    assert own.pki.drop_old_authorities() == 1
     own.reload()
     assert own.ask("GET", "/healthz")[0] == 200
     old.load_verify_locations(own.pki.bundle)  # it would believe the server

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.e2e.processes import LEADS, POOLS, Twin
+from tests.e2e.processes import LEADS, POOLS, Twin, start_leading
 from tests.postgresql import ROLE, PostgresqlServer, find_programs
 from tests.waiting import patient, until
 
@@ -48,12 +48,6 @@ def twin(tmp_path: Path, primary: PostgresqlServer, standby: PostgresqlServer) -
     yield twin
     if twin.process is not None and twin.process.poll() is None:
         assert twin.stop() == 0
-
-
-def start_leading(twin: Twin) -> None:
-    led = twin.log().count(LEADS)
-    twin.start()
-    until(lambda: twin.log().count(LEADS) > led)
 
 
 def claim(twin: Twin, name: str, size: int = 4) -> dict[str, str]:

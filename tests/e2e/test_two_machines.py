@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from moorings.testing.vipu_stand_in import partitions_of, write_command
+from moorings.testing.fake_vipu import partitions_of, write_command
 from tests.e2e.processes import Twin
 from tests.e2e.test_vipu import POOL
 from tests.waiting import until

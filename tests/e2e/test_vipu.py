@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from moorings.core.laws import find_violations
-from moorings.drivers.vipu import misses
-from moorings.testing.vipu_stand_in import calls_of, partitions_of, set_faults, write_command
+from moorings.core.invariants import find_violations
+from moorings.drivers.vipu import misplacements
+from moorings.testing.fake_vipu import calls_of, partitions_of, set_faults, write_command
 from tests.e2e.rig import ADMIN, running
 
 POOL = """
@@ -20,11 +20,6 @@ topology = {{ type = "power-of-two", domain_size = 16 }}
 command = "{command}"
 create_arguments = {arguments}
 """
-
-
-@pytest.fixture
-def anyio_backend():
-    return "asyncio"
 
 
 def pool(tmp_path, arguments: str, **machine: object) -> str:
@@ -53,12 +48,14 @@ async def test_claims_get_their_partitions_and_give_them_back(tmp_path, argument
             assert list(partition.block) == real[partition.name], "what we believe is what is"
         await asyncio.gather(*(rig.release(claim, wait_s=40) for claim in claims))
         await rig.until(lambda: not rig.fleet.partitions and free_ipus(tmp_path) == 16, wait_s=40)
-        await rig.until(lambda: not rig.fleet.pools["pod16"].foreign, wait_s=40)
-        assert rig.fleet.pools["pod16"].free.free == 16
+        await rig.until(lambda: not rig.fleet.pools["pod16"].foreign_blocks, wait_s=40)
+        assert rig.fleet.pools["pod16"].free.n_free == 16
 
 
 async def test_a_vendor_that_chooses_other_ipus_gets_rest_and_keeps_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(misses, "PAUSE_S", 40.0)  # 4 s of the test: longer than a busy machine takes to ask again
+    monkeypatch.setattr(
+        misplacements, "PAUSE_S", 40.0
+    )  # 4 s of the test: longer than a busy machine takes to ask again
     async with running(tmp_path, pool(tmp_path, "[]", picks="last")) as rig:
         # Else, while what it made is still there, the next block to be ordered is the next that the vendor chooses.
         for index in range(4, 16):
@@ -80,8 +77,8 @@ async def test_a_vendor_that_chooses_other_ipus_gets_rest_and_keeps_nothing(tmp_
         await rig.until(lambda: not rig.fleet.partitions and free_ipus(tmp_path) == 16, wait_s=40)
         for index in range(4, 16):
             await rig.controller.resume_device(ADMIN, f"pod16:{index}")
-        await rig.until(lambda: rig.fleet.pools["pod16"].free.free == 16, wait_s=40)
-        assert not rig.fleet.pools["pod16"].out, "nothing is wrong with the devices"
+        await rig.until(lambda: rig.fleet.pools["pod16"].free.n_free == 16, wait_s=40)
+        assert not rig.fleet.pools["pod16"].out_of_service, "nothing is wrong with the devices"
 
 
 async def test_devices_that_the_vendor_does_not_give_go_out_of_service(tmp_path):
@@ -92,8 +89,8 @@ async def test_devices_that_the_vendor_does_not_give_go_out_of_service(tmp_path)
         for index in range(12, 16):  # else it might get these before the others are tried again
             await rig.controller.drain_device(ADMIN, f"pod16:{index}", "for later")
         asking = asyncio.create_task(rig.claim(4, wait_s=400))
-        await rig.until(lambda: len(rig.fleet.pools["pod16"].out) == 8, wait_s=60)
-        broken = [rig.fleet.pools["pod16"].out[index] for index in range(8, 12)]
+        await rig.until(lambda: len(rig.fleet.pools["pod16"].out_of_service) == 8, wait_s=60)
+        broken = [rig.fleet.pools["pod16"].out_of_service[index] for index in range(8, 12)]
         assert [device.state.value for device in broken] == ["QUARANTINED"] * 4, "what was asked for, and nothing else"
         assert all("on 12-15 and not on 8-11" in device.reason for device in broken)
         for index in range(12, 16):
@@ -117,7 +114,7 @@ async def test_partitions_outlive_a_vendor_that_is_away_and_a_controller_that_di
         claim = await rig.claim(4, wait_s=20)
         set_faults(tmp_path / "machine", {"kind": "fail_before"})
         waiting = asyncio.create_task(rig.claim(2, wait_s=40))
-        await rig.until(lambda: bool(rig.fleet.pools["pod16"].problem), wait_s=20)
+        await rig.until(lambda: bool(rig.fleet.pools["pod16"].unreachable_reason), wait_s=20)
         set_faults(tmp_path / "machine")
         assert (await waiting).state.value == "READY"
     async with running(tmp_path, pools) as rig:

@@ -3,14 +3,9 @@ from collections.abc import Iterator
 import pytest
 
 from moorings.api.limits import ApiLimits
-from moorings.core.access import Role
+from moorings.core.model.access import Role
 from tests.hostile.harbour import Harbour, harbour
 from tests.unit.api.pretend import PretendController
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"  # not uvloop: it swallows what pytest-timeout raises in a test that hangs
 
 
 @pytest.fixture

@@ -18,13 +18,12 @@ import uvloop
 
 from moorings.api.application import make_application
 from moorings.api.limits import ApiLimits
-from moorings.api.server import make_server_config
-from moorings.core.access import Role
-from moorings.core.policy import Policy
+from moorings.api.server import ApiServer
+from moorings.core.model.access import Role
+from moorings.core.model.policy import Policy
 from moorings.local.engine import LocalEngine
 from moorings.ports.engine import RunSubmission
 from tests.e2e.rig import Rig, running
-from tests.unit.api.sockets import Server
 from tests.waiting import patient
 
 T = TypeVar("T")
@@ -97,7 +96,7 @@ class Harbour:
         await self.rig.until(lambda: not self.rig.fleet.partitions)
         for name, state in self.rig.fleet.pools.items():
             assert await self.rig.hardware(name) == set()
-            assert state.free.free == state.pool.topology.n_devices - len(state.out)
+            assert state.free.n_free == state.pool.topology.n_devices - len(state.out_of_service)
 
     def ask(self, call: Callable[[], Awaitable[T]]) -> T:
         async def asked() -> T:
@@ -154,7 +153,7 @@ async def _live(
         }
         app = make_application(rig.controller, limits=limits)
         listening = socket.create_server(("127.0.0.1", 0), backlog=512)
-        server = Server(app, make_server_config(app))
+        server = ApiServer(app)
         serving = asyncio.create_task(server.serve(sockets=[listening]))
         ready.append(Harbour(rig, listening.getsockname()[1], keys, asyncio.get_running_loop()))
         begun.set()

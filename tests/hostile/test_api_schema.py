@@ -14,7 +14,7 @@ from schemathesis.core.transport import Response
 from schemathesis.generation import GenerationMode
 
 from moorings.api import openapi
-from moorings.core.access import Role
+from moorings.core.model.access import Role
 from moorings.wire.codec import decode
 from moorings.wire.errors import ERRORS
 from moorings.wire.shapes import ProblemBody

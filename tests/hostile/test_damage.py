@@ -12,15 +12,15 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from moorings.core.devices import PoolName, device_id
-from moorings.core.errors import MooringsError
-from moorings.core.hardware import PartitionSpec
-from moorings.core.instants import Timestamp
-from moorings.core.topology import Block, Pool, PowerOfTwo
-from moorings.drivers.simulated.binding import DeviceLayout, build_binding
+from moorings.core.model.devices import PoolName, device_id
+from moorings.core.model.driver_results import PartitionSpec
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.timestamps import Timestamp
+from moorings.core.model.topology import Block, Pool, PowerOfTwo
+from moorings.drivers.simulated.driver import DeviceLayout, build_binding
 from moorings.drivers.simulated.settings import SimulatedSettings
 from moorings.local.records import AttemptEnd, CancelRecord, ProcessIdentity, RecordUnreadableError, SupervisorStatus
-from moorings.local.rundir import LocalRunFolder
+from moorings.local.run_folder import LocalRunFolder
 from moorings.testing.engine_suite import make_order
 from moorings.wire.errors import ERRORS
 from moorings.workloads.runs import EndReason, EndRecord, RunId, RunPhase
@@ -57,9 +57,9 @@ async def _lived(folder: Path) -> bytes:
     await driver.reset("b", MARK)
     await driver.remove("a", MARK)
     machine = driver._machine
-    machine.go_down(Timestamp(5))
-    machine.strike("f")
-    machine.keep_strikes(())
+    machine.set_down_until(Timestamp(5))
+    machine.count_fault("f")
+    machine.retain_fault_counts(())
     rig.kill()
     return (folder / "journal.jsonl").read_bytes()
 
@@ -137,8 +137,8 @@ async def test_a_journal_that_is_something_else_is_refused_or_empty(content: byt
 def filled(path: Path) -> LocalRunFolder:
     path.mkdir(exist_ok=True)
     folder = LocalRunFolder(path)
-    folder.save_order(make_order(("true",), "/", tasks=2))
-    folder.save_status(
+    folder.save(make_order(("true",), "/", tasks=2))
+    folder.save(
         SupervisorStatus(
             0,
             RunPhase.RUNNING,
@@ -149,7 +149,7 @@ def filled(path: Path) -> LocalRunFolder:
         ),
         durable=False,
     )
-    folder.save_cancel(CancelRecord(0, "asked"))
+    folder.save(CancelRecord(0, "asked"))
     folder.save_end(AttemptEnd(0, EndRecord(EndReason.EXITED, 0, (0, 0))))
     return folder
 
@@ -158,7 +158,7 @@ def filled(path: Path) -> LocalRunFolder:
 def test_a_record_with_any_byte_lost_is_never_a_wrong_end(name: str, tmp_path: Path) -> None:
     folder = filled(tmp_path / "run")
     path: Path = getattr(folder, name)
-    whole, said = path.read_bytes(), folder.survey()
+    whole, said = path.read_bytes(), folder.read_records()
     assert said is not None
     assert said.end is not None
     for at in range(len(whole)):
@@ -184,20 +184,24 @@ def test_a_damaged_run_folder_is_surveyed_all_the_same(
 
 
 def assert_harmless(folder: LocalRunFolder, damaged: str) -> None:
-    found = folder.survey()
+    found = folder.read_records()
     assert found is not None, "two other records are whole"
     if found.end is not None and damaged != "end":
         assert found.end.record == EndRecord(EndReason.EXITED, 0, (0, 0))
-    for read in (folder.read_status, folder.read_cancel, folder.read_end):
+    for read in (
+        lambda: folder.read(SupervisorStatus, 0),
+        lambda: folder.read(CancelRecord, 0),
+        lambda: folder.read(AttemptEnd, 0),
+    ):
         try:
-            read(0)
+            read()
         except RecordUnreadableError as error:
             assert len(str(error)) < 1500
 
 
 @pytest.mark.parametrize("run", ["..", ".", "", "a/b", "/etc", "a\0b", "a\n", "-a", "x" * 101, "é", "a/../b"])
 def test_an_id_that_would_leave_the_folder_has_none(run: str, tmp_path: Path) -> None:
-    assert LocalRunFolder.of(tmp_path, RunId(run)) is None
+    assert LocalRunFolder.find(tmp_path, RunId(run)) is None
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Nobody is taken for somebody else, and nothing that somebody names does anything but be shown.
+"""No caller is taken for another, and names given by callers are only shown.
 
 Over HTTP on a real controller: keys that are almost right, owners that look like others, keys that are revoked under
 way, and names and reasons that try to write to a log, a stream or a terminal.
@@ -20,9 +20,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moorings.app.logs import configure
-from moorings.core.access import Caller, Role, check_owner_access
-from moorings.core.claims import check_owner
-from moorings.core.errors import MooringsError
+from moorings.core.model.access import Caller, Role, check_owner_access
+from moorings.core.model.claims import check_owner
+from moorings.core.model.errors import MooringsError
 from tests.hostile.effort import tried
 from tests.hostile.harbour import Harbour
 from tests.waiting import patient

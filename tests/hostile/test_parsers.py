@@ -18,24 +18,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moorings.api.bodies import parse_body
-from moorings.api.demands import claim_spec, job_spec, partition_spec
-from moorings.api.pages import build_token, parse_token
+from moorings.api.pagination import build_token, parse_token
 from moorings.api.parameters import parse_wait_s, read_query
-from moorings.api.routes import OPERATIONS
+from moorings.api.parse_requests import claim_spec, job_spec, partition_spec
+from moorings.api.routes import ROUTES
 from moorings.app.settings import read_settings
-from moorings.cli.configuration import load_configuration
-from moorings.cli.limits import parse_seconds
 from moorings.cli.output import parse_format
 from moorings.cli.processes import parse_record
 from moorings.client.requests import parse_problem
 from moorings.client.sse import EVENT_BYTES_MAX, EventParser
-from moorings.core.claims import check_name, check_new_name, check_owner, check_spec
-from moorings.core.devices import parse_device_id
-from moorings.core.errors import MooringsError
-from moorings.core.pools import parse_pools
-from moorings.core.quantities import parse_bytes, parse_duration_s
-from moorings.core.tables import TEXT_CHARS_MAX, TomlTable
-from moorings.core.topology import Block
+from moorings.core.model.claims import check_name, check_new_name, check_owner, check_spec
+from moorings.core.model.devices import parse_device_id
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.pools import parse_pools
+from moorings.core.model.quantities import parse_bytes, parse_duration_s
+from moorings.core.model.toml_table import TEXT_CHARS_MAX, TomlTable
+from moorings.core.model.topology import Block
 from moorings.drivers.simulated.faults_file import parse_faults
 from moorings.drivers.simulated.settings import SimulatedSettings
 from moorings.local.records import (
@@ -47,6 +45,8 @@ from moorings.local.records import (
     from_json,
 )
 from moorings.ports.engine import RunSubmission
+from moorings.terminal.configuration import load_configuration
+from moorings.terminal.durations import parse_seconds
 from moorings.wire import forecasts, shapes
 from moorings.wire.codec import decode, encode, parse_time
 from moorings.wire.errors import ERRORS
@@ -206,7 +206,7 @@ TEXTS = {
         ("1e999", "NaN", "[" * 2000, "null"),
     ),
     "queries": Text(
-        lambda text: [read_query(text.encode("utf-8", "replace"), operation.query) for operation in OPERATIONS],
+        lambda text: [read_query(text.encode("utf-8", "replace"), route.query) for route in ROUTES],
         ("limit=5&continue=abc&state=READY&state=PENDING", "wait=5s&for=READY", "after=1&name=claim.*&watch=1"),
         ("&", "=", "%", "%00", "%ff", "%ED%A0%80", "+", ";", "&" * 60),
     ),
@@ -508,4 +508,4 @@ def test_no_word_takes_long(name: str, text: str) -> None:
 def test_a_table_complains_shortly_of_a_long_key() -> None:
     table = TomlTable.parse(f"{'a' * 100_000} = 1", source="x", code="config.invalid")
     with refused_at_most():
-        table.finish()
+        table.reject_unknown_keys()

@@ -8,9 +8,9 @@ from typing import Any
 import httpx2
 import pytest
 
-from moorings.core.access import Role
-from moorings.core.backlog import NO_AMOUNT, Amount
-from moorings.core.policy import Policy
+from moorings.core.model.access import Role
+from moorings.core.model.backlog import NO_AMOUNT, Amount
+from moorings.core.model.policy import Policy
 from tests.hostile.harbour import Harbour, harbour
 from tests.waiting import patient
 
@@ -65,13 +65,13 @@ REFUSED = (429, "quota.waiting")
 def test_clients_that_race_get_as_many_claims_as_may_wait(port_of_call: Harbour) -> None:
     answers = race(port_of_call, "/v1/claims", {"size": 1})
     assert answers == {(201, ""): COUNT, REFUSED: CLIENTS * EACH - COUNT}
-    assert port_of_call.rig.fleet.backlog.of_subject("user") == Amount(COUNT)
+    assert port_of_call.rig.fleet.backlog.for_subject("user") == Amount(COUNT)
 
 
 def test_clients_that_race_get_as_many_bytes_of_jobs_as_may_wait(port_of_call: Harbour) -> None:
     answers = race(port_of_call, "/v1/runs", job(BYTES // 10))
     assert answers == {(201, ""): 9, REFUSED: CLIENTS * EACH - 9}, "each has some bytes beside its environment"
-    waits = port_of_call.rig.assembly.loop.runs.backlog.of_subject("user")
+    waits = port_of_call.rig.assembly.loop.runs.backlog.for_subject("user")
     assert waits.count == 9
     assert 9 * BYTES // 10 < waits.body_bytes <= BYTES
 
@@ -98,5 +98,5 @@ def test_nobody_else_is_refused_and_nothing_is_left_of_what_was_refused(port_of_
     with a_client(port_of_call, Role.ADMIN) as admin:
         assert admin.post("/v1/runs", json=job()).status_code == 201
     port_of_call.give_everything_back()
-    assert port_of_call.rig.assembly.loop.runs.backlog.of_subject("user") == NO_AMOUNT
-    assert port_of_call.rig.fleet.backlog.of_subject("user") == NO_AMOUNT
+    assert port_of_call.rig.assembly.loop.runs.backlog.for_subject("user") == NO_AMOUNT
+    assert port_of_call.rig.fleet.backlog.for_subject("user") == NO_AMOUNT

@@ -14,7 +14,7 @@ import httpx2
 from moorings.api.limits import ApiLimits
 from moorings.api.routes.runs import RUNS_A_PAGE_MAX
 from moorings.controller.views import ClaimView
-from moorings.core.access import Role
+from moorings.core.model.access import Role
 from moorings.ports.store import PageQuery
 from tests.hostile.harbour import Harbour
 from tests.unit.api.pretend import ADMIN, USER, PretendController
@@ -38,7 +38,7 @@ async def crowd(served: Served, count: int) -> AsyncIterator[list[Client]]:
 
 
 async def answered(served: Served, key: str = ADMIN) -> None:
-    """Somebody else is served."""
+    """Another client is served."""
     async with connected(served) as client:
         client.ask("GET", "/v1/claims", authorization=f"Bearer {key}")
         assert (await client.answer()).status == 200
@@ -159,7 +159,7 @@ async def test_the_last_connections_are_for_addresses_that_have_few(controller: 
 
 async def test_strangers_that_never_read_take_no_seats_of_requests(controller: PretendController) -> None:
     """Answers to anybody, asked for ahead and never read."""
-    limits = ApiLimits(requests_max=4, opens_max=20, opens_per_address_max=10)
+    limits = ApiLimits(requests_max=4, open_requests_max=20, opens_per_address_max=10)
     async with serving(controller, limits) as served, crowd(served, 30) as strangers:
         for stranger in strangers:
             reading(stranger).pause_reading()
@@ -236,7 +236,7 @@ async def test_strangers_that_only_connect_are_let_go(controller: PretendControl
 
 
 async def test_a_reader_that_never_reads_loses_its_seat_and_its_connection(controller: PretendController) -> None:
-    limits = ApiLimits(watches_per_key_max=1, unread_s=0.5)
+    limits = ApiLimits(watches_per_key_max=1, write_timeout_s=0.5)
     async with serving(controller, limits) as served, connected(served) as client:
         client.ask("GET", "/v1/events?watch=1&after=0")
         assert (await client.head()).status == 200
@@ -250,7 +250,7 @@ async def test_a_reader_that_never_reads_loses_its_seat_and_its_connection(contr
 
 
 async def test_a_reader_that_is_slow_but_reads_is_kept(controller: PretendController) -> None:
-    async with serving(controller, ApiLimits(unread_s=2.0)) as served, connected(served) as client:
+    async with serving(controller, ApiLimits(write_timeout_s=2.0)) as served, connected(served) as client:
         for _ in range(20_000):
             controller.tell("claim.created", claim="c" * 500)
         client.ask("GET", "/v1/events?watch=1&after=0")
@@ -268,7 +268,7 @@ async def test_answers_nobody_reads_do_not_hold_the_seats_of_requests(controller
     """Large pages, asked for again and again, and never read."""
     for _ in range(3000):
         controller.tell("claim.created", claim="c" * 500)
-    limits = ApiLimits(requests_max=20, connections_max=64, unread_s=0.5)
+    limits = ApiLimits(requests_max=20, connections_max=64, write_timeout_s=0.5)
     async with serving(controller, limits) as served, crowd(served, 20) as clients:
         for client in clients:
             reading(client).pause_reading()

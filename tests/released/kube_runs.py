@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from moorings.kubernetes.connection import connect
-from moorings.kubernetes.credentials import load_credentials
-from moorings.kubernetes.engine.calls import PodStreams
 from moorings.kubernetes.engine.engine import KubernetesEngine
 from moorings.kubernetes.engine.settings import KubernetesEngineSettings, Volume
-from moorings.local.logs import TaskLog, read_logs
+from moorings.kubernetes.kube.client import connect
+from moorings.kubernetes.kube.kubeconfig import load_credentials
+from moorings.kubernetes.kube.pod_streams import PodStreams
 from moorings.testing.engine_suite import SuitePrograms, make_order
 from moorings.workloads.runs import RunPhase
 from tests.kubernetes.cluster import KubernetesCluster, new_folder
@@ -53,13 +51,10 @@ async def record(site: Site, namespace: str, config: str) -> None:
     for made in (runs, work):
         made.mkdir()
 
-    def read(files: Sequence[tuple[Path, bytes]], ended: Callable[[], Awaitable[bool]] | None) -> AsyncIterator[bytes]:
-        return read_logs([TaskLog(*one) for one in files], ended=ended, pause=clock.sleep)
-
     volumes = (Volume(str(work), host_path=str(work)),)
     settings = KubernetesEngineSettings(namespace=namespace, volumes=volumes, request_cpus=False)
     calls = PodStreams(load_credentials({}, path=config))
-    engine = KubernetesEngine(settings, runs, uuid4().hex[:12], connect({}, path=config), calls, clock, read)
+    engine = KubernetesEngine(settings, runs, uuid4().hex[:12], connect({}, path=config), calls, clock)
 
     async def until_phase(run: Any, *phases: RunPhase) -> None:
         seen = None
@@ -83,7 +78,7 @@ async def record(site: Site, namespace: str, config: str) -> None:
 
     try:
         for name in ("succeeded", "failed"):
-            plain = make_order(SuitePrograms().lasts(), str(work), tasks=2, time_limit_s=3000.0)
+            plain = make_order(SuitePrograms().runs_until_stopped(), str(work), tasks=2, time_limit_s=3000.0)
             order = replace(plain, job=replace(plain.job, image="busybox:latest"))
             await engine.submit(order)
             if name == "succeeded":

@@ -10,10 +10,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from moorings.client.requests import parse_body
-from moorings.core.instants import Timestamp
-from moorings.core.records import to_plain
-from moorings.kubernetes.acts import (
+from moorings.core.model.serialization import to_plain
+from moorings.core.model.timestamps import Timestamp
+from moorings.kubernetes.engine.run_folder import KubernetesRunFolder
+from moorings.kubernetes.ipujob.parsing import status_object
+from moorings.kubernetes.ipujob.pods import Pod, parse_pod
+from moorings.kubernetes.ipujob.types import IPUJob, needs_service
+from moorings.kubernetes.operator.actions import (
     AcquirePartition,
     AddFinalizer,
     CleanPartition,
@@ -28,25 +31,21 @@ from moorings.kubernetes.acts import (
     ReleasePartition,
     YieldPartition,
 )
-from moorings.kubernetes.engine.rundir import KubernetesRunFolder
-from moorings.kubernetes.ipujob import IPUJob
-from moorings.kubernetes.last_read import ParsedJob
-from moorings.kubernetes.nodes import parse_not_ready
-from moorings.kubernetes.objects import (
+from moorings.kubernetes.operator.node_health import parse_not_ready
+from moorings.kubernetes.operator.plan import JobPartitions, plan
+from moorings.kubernetes.operator.pod_builder import (
     PodOptions,
     build_config,
     build_launcher,
     build_launcher_rbac,
     build_service,
     build_worker,
-    needs_service,
 )
-from moorings.kubernetes.operator import worker_selector
-from moorings.kubernetes.plan import JobPartitions, plan
-from moorings.kubernetes.pods import Pod, parse_pod
-from moorings.kubernetes.proxy.shapes import READY, PartitionBody
-from moorings.kubernetes.reading import status_object
-from moorings.kubernetes.status import build_status
+from moorings.kubernetes.operator.reconcile_state import ParsedJob
+from moorings.kubernetes.operator.reconciler import worker_selector
+from moorings.kubernetes.operator.status import build_status
+from moorings.kubernetes.proxy_api.shapes import READY, PartitionBody
+from moorings.wire.operations import parse_body
 
 KUBE = Path(__file__).with_name("kubernetes")
 
@@ -60,17 +59,17 @@ def decide(recording: Mapping[str, Any]) -> dict[str, Any]:
     """What an operator does about a job, and the status that it would have."""
     options, now = options_of(recording), Timestamp(recording["now"])
     job = ParsedJob().read(recording["job"], options.start_deadline_s)
-    pods = [pod for one in recording["pods"] if (pod := parse_pod(one, options.proxy_mark)) is not None]
+    pods = [pod for one in recording["pods"] if (pod := parse_pod(one, options.proxy_hash)) is not None]
     assert len(pods) == len(recording["pods"]), "a Pod of the release is not taken for one of ours"
     known = {one["instance"]: parse_body(PartitionBody)(one) for one in recording["partitions"]}
     silent = {one["metadata"]["name"]: told for one in recording["nodes"] if (told := parse_not_ready(one)) is not None}
-    partitions = JobPartitions(known, current=True, standing=True)
+    partitions = JobPartitions(known, is_complete=True, is_watched=True)
     planned = plan(job, pods, partitions, now, None, None, silent)
     status = build_status(job, planned, pods, partitions, now)
     return {
         "acts": [neutral(act) for act in planned.acts],
-        "save_first": planned.save_first,
-        "again_s": planned.again_s,
+        "save_first": planned.save_status_first,
+        "again_s": planned.requeue_after_s,
         "deleting": planned.deleting,
         "status": {**status_object(status), "selector": worker_selector(job.name)},
         "pods": [_told(pod) for pod in pods],
@@ -89,7 +88,7 @@ def _told(pod: Pod) -> dict[str, Any]:
         "phase": pod.phase,
         "deleting": pod.deleting,
         "exit_code": pod.exit_code,
-        "outdated": pod.outdated,
+        "outdated": pod.has_stale_proxy,
         "node": pod.node,
     }
 
@@ -145,9 +144,9 @@ def read_run(recording: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         path = folder / recording["run"] / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    attempt = KubernetesRunFolder(folder / recording["run"]).newest()
+    attempt = KubernetesRunFolder(folder / recording["run"]).newest_attempt()
     assert attempt is not None
-    facts = attempt.facts()
+    facts = attempt.read_state()
     return {
         "asked": to_plain(facts.asked),
         "alive": facts.alive,

@@ -29,20 +29,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
-from moorings.api.routes import OPERATIONS
-from moorings.app.backup_saving import DATABASE
-from moorings.core.instants import Timestamp, add_seconds
-from moorings.core.topology import Block
+from moorings.app.backup_create import DATABASE
+from moorings.core.model.timestamps import Timestamp, add_seconds
+from moorings.core.model.topology import Block
 from moorings.drivers.simulated.hardware import SimulatedHardware
 from moorings.drivers.simulated.partition import SimulatedPartition
-from moorings.local.fence import FileFence
+from moorings.engines.fence import FileFence
 from moorings.local.records import AttemptEnd, CancelRecord, ProcessIdentity, SupervisorStatus, YieldRecord
-from moorings.local.rundir import LocalRunFolder
+from moorings.local.run_folder import LocalRunFolder
 from moorings.ports.store import Archive, EndedRecords, Epoch, Seq
 from moorings.store.archive import ArchiveFolder
 from moorings.store.sqlite import open_sqlite
 from moorings.wire.codec import encode
 from moorings.wire.errors import ERRORS
+from moorings.wire.operations import OPERATIONS
 from moorings.wire.shapes import ProblemBody
 from moorings.workloads.appliance import ApplianceJobType, WorkflowPart
 from moorings.workloads.jobs import Resources
@@ -443,7 +443,7 @@ def whole_messages() -> dict[str, dict[str, Any]]:
     """Of each operation a request and an answer with every field that they may have."""
     found: dict[str, dict[str, Any]] = {"errors": {"answer": encode(whole_example(ProblemBody))}}
     for one in OPERATIONS:
-        told = {"request": one.body, "answer": one.answer.shapes[0] if one.answer.shapes else None}
+        told = {"request": one.body, "answer": one.response.shape}
         shapes = {part: encode(whole_example(shape)) for part, shape in told.items() if shape is not None}
         found[f"{one.method} {one.path}"] = shapes
     return found
@@ -456,7 +456,7 @@ def write_forms(site: Site) -> None:
     """A run's folder with every record in it, another epoch, and a machine with every record in its journal."""
     of = next(path.parent for path in (site.data / "runs").glob("*/cancel.json"))
     folder = LocalRunFolder(site.folder / "forms")
-    folder.make()
+    folder.create()
     order = LocalRunFolder(of).read_order()
     assert order is not None
     job = dataclasses.replace(
@@ -467,18 +467,16 @@ def write_forms(site: Site) -> None:
     )
     gcds = tuple(dataclasses.replace(gcd, environment={"A": "b"}) for gcd in order.binding.gcds)
     binding = dataclasses.replace(order.binding, gcds=gcds)
-    folder.save_order(dataclasses.replace(order, attempt=2, job=job, binding=binding, resume_from="/srv/saved/7"))
+    folder.save(dataclasses.replace(order, attempt=2, job=job, binding=binding, resume_from="/srv/saved/7"))
     tasks = (ProcessIdentity(12, 34), ProcessIdentity(13, 35))
     at = Timestamp(1_700_000_000_000_000)
-    folder.save_status(
-        SupervisorStatus(2, RunPhase.RUNNING, "a boot", ProcessIdentity(11, 33), at, tasks), durable=False
-    )
+    folder.save(SupervisorStatus(2, RunPhase.RUNNING, "a boot", ProcessIdentity(11, 33), at, tasks), durable=False)
     folder.save_end(
         AttemptEnd(2, EndRecord(EndReason.YIELDED, 143, (143, None), at, add_seconds(at, 1.0), "it was stopped"))
     )
-    folder.save_cancel(CancelRecord(2, "enough"))
-    folder.save_yield(YieldRecord(2, "needed elsewhere", 12.5))
-    FileFence(folder.path).set(Epoch(7), 1.0)
+    folder.save(CancelRecord(2, "enough"))
+    folder.save(YieldRecord(2, "needed elsewhere", 12.5))
+    FileFence(folder.path).raise_epoch(Epoch(7), 1.0)
     machine = SimulatedHardware(folder.path / "machine")
     part = SimulatedPartition(
         serial=3, name="a", block=Block.of([0, 1]), gcds=2, replicas_per_gcd=2, mark="m-a", ready_at=at
@@ -489,16 +487,16 @@ def write_forms(site: Site) -> None:
         "vanishes_at": add_seconds(at, 6.0),
         "gone_at": add_seconds(at, 7.0),
     }
-    with machine.turn():
-        machine.put(dataclasses.replace(part, name="b", block=Block.of([4]), serial=2), "created")
-        machine.strike("a fault")
-        machine.lose_all()
-        machine.put(dataclasses.replace(part, name="c", block=Block.of([5]), serial=4), "created")
-        machine.drop(dataclasses.replace(part, name="c", block=Block.of([5]), serial=4))
-        machine.put(dataclasses.replace(part, **fated), "fated")  # type: ignore[arg-type]
-        machine.go_down(add_seconds(at, 9.0))
-        machine.strike("another")
-        machine.keep_strikes(["another"])
+    with machine.transaction():
+        machine.save_partition(dataclasses.replace(part, name="b", block=Block.of([4]), serial=2), "created")
+        machine.count_fault("a fault")
+        machine.lose_partitions()
+        machine.save_partition(dataclasses.replace(part, name="c", block=Block.of([5]), serial=4), "created")
+        machine.delete_partition(dataclasses.replace(part, name="c", block=Block.of([5]), serial=4))
+        machine.save_partition(dataclasses.replace(part, **fated), "fated")  # type: ignore[arg-type]
+        machine.set_down_until(add_seconds(at, 9.0))
+        machine.count_fault("another")
+        machine.retain_fault_counts(["another"])
         machine.make_device_files([0])
     machine.close()
     told = {"records": [fated_record := dataclasses.replace(part, **fated).record()], "struck": {"another": 1}}  # type: ignore[arg-type]
@@ -527,15 +525,15 @@ def write_archive(site: Site) -> None:
     """Some events and one claim leave the database, as all do after a year."""
     now = Timestamp(time.time_ns() // 1000)
     with contextlib.closing(open_sqlite(site.data / DATABASE)) as store:
-        epoch, folder = store.leader().epoch, ArchiveFolder(site.data / "archive")
-        found = store.stretch(20, now)
+        epoch, folder = store.get_leader().epoch, ArchiveFolder(site.data / "archive")
+        found = store.next_archive_range(20, now)
         assert found is not None
-        digest = folder.write_events(*found, [row for row in store.events(Seq(0), 1000) if row.seq <= found[1]])
-        store.forget_events(epoch, Archive(*found, digest, "recording", now), 1000)
-        gone = [claim for claim in store.ended(now, 1000).claims if claim.name == LEAVES]
-        run = [run for run in store.ended(now, 1000).runs if run.job.name == LEAVES]
-        folder.write_ended(EndedRecords(run, gone), store.jobs)
-        store.forget_ended(epoch, EndedRecords(run, gone))
+        digest = folder.write_events(*found, [row for row in store.list_events(Seq(0), 1000) if row.seq <= found[1]])
+        store.delete_archived_events(epoch, Archive(*found, digest, "recording", now), 1000)
+        gone = [claim for claim in store.list_ended(now, 1000).claims if claim.name == LEAVES]
+        run = [run for run in store.list_ended(now, 1000).runs if run.job.name == LEAVES]
+        folder.write_ended_records(EndedRecords(run, gone), store.get_jobs)
+        store.delete_ended(epoch, EndedRecords(run, gone))
         assert gone
         assert run
     with contextlib.closing(sqlite3.connect(site.data / DATABASE)) as database:

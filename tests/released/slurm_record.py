@@ -17,14 +17,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from moorings.core.claims import CheckpointContract
-from moorings.local.fence import FileFence
-from moorings.local.logs import TaskLog, read_logs
+from moorings.core.model.claims import CheckpointContract
 from moorings.ports.engine import RunSubmission
 from moorings.slurm.commands import SlurmCommands
 from moorings.slurm.engine.engine import SlurmEngine
@@ -239,15 +236,8 @@ class _Runs:
         self.folder.mkdir()
 
     def open(self) -> SlurmEngine:
-        clock = WallClock()
-
-        def read(
-            files: Sequence[tuple[Path, bytes]], ended: Callable[[], Awaitable[bool]] | None
-        ) -> AsyncIterator[bytes]:
-            return read_logs([TaskLog(*one) for one in files], ended=ended, pause=clock.sleep)
-
         settings = SlurmEngineSettings(self.folder)
-        return SlurmEngine(settings, SlurmCommands(self.site.cluster.env), clock, FileFence(self.folder), read)
+        return SlurmEngine(settings, SlurmCommands(self.site.cluster.env), WallClock())
 
     def capture(self, name: str, run: str, job: str | None) -> None:
         """Write down the folder of a run, and how Slurm lists its job."""
@@ -288,7 +278,7 @@ async def record_runs(site: IpuSite) -> None:
         raise AssertionError(f"{order.run} is not {phase}")
 
     try:
-        order = make_order(programs.lasts(), work, tasks=2, time_limit_s=3000.0)
+        order = make_order(programs.runs_until_stopped(), work, tasks=2, time_limit_s=3000.0)
         job = await engine.submit(order)
         await until_phase(order, RunPhase.RUNNING)
         runs.capture("running", order.run, job)
@@ -311,7 +301,7 @@ async def record_runs(site: IpuSite) -> None:
 
         holder = cluster.sbatch("sleep 3600", "--ipus=16")
         cluster.wait_job(holder, "RUNNING")
-        order = make_order(programs.lasts(), work)
+        order = make_order(programs.runs_until_stopped(), work)
         job = await engine.submit(order)
         runs.capture("waiting", order.run, job)
         (runs.folder / order.run / "0" / "job").unlink()

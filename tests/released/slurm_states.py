@@ -13,16 +13,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from moorings.client.requests import parse_body
-from moorings.core.instants import Timestamp
-from moorings.core.records import to_plain
-from moorings.slurm.engine.rundir import SlurmRunFolder
-from moorings.slurm.engine.verdict import JobEnd, RunObservation, build_end_record, has_ended, observe_run
+from moorings.core.model.serialization import to_plain
+from moorings.core.model.timestamps import Timestamp
+from moorings.slurm.engine.run_folder import SlurmRunFolder
+from moorings.slurm.engine.run_status import JobEnd, RunObservation, build_end_record, has_ended, observe_run
 from moorings.slurm.formats import build_admin_comment, parse_jobs, parse_licenses
-from moorings.slurm.host.gate import QueueOffer
-from moorings.slurm.host.instance import read_instance
-from moorings.slurm.host.ledger import ClusterIdentity, JobStart
-from moorings.slurm.host.node_notes import load_node_state
+from moorings.slurm.host.instance_id import read_instance
+from moorings.slurm.host.job_table import ClusterIdentity, JobStart
+from moorings.slurm.host.license_gate import QueueOffer
+from moorings.slurm.host.node_state_file import load_node_state
 from moorings.slurm.host.plan import (
     AgentAction,
     AllowRequeue,
@@ -43,11 +42,12 @@ from moorings.slurm.host.plan import (
     WriteNote,
     plan,
 )
-from moorings.slurm.host.plugged import PluginState, plan_node_drains
+from moorings.slurm.host.plugin_nodes import PluginState, plan_node_drains
 from moorings.slurm.host.reclaim import WarnJob
-from moorings.slurm.host.steps import StepAllocations
+from moorings.slurm.host.step_allocations import StepAllocations
 from moorings.slurm.node_records import parse_show_nodes
 from moorings.wire.codec import encode
+from moorings.wire.operations import parse_body
 from moorings.wire.shapes import ClaimBody, QueueBody
 
 SLURM = Path(__file__).with_name("slurm")
@@ -76,7 +76,7 @@ def read_files(folder: Path, shares: Collection[tuple[JobStart, int]] = ()) -> d
         async def unasked() -> Any:
             raise AssertionError(f"what step {step} of job {start.job_id} holds is not read")
 
-        share = await steps.take(start, step, 1, 2, unasked, unasked)
+        share = await steps.allocate(start, step, 1, 2, unasked, unasked)
         return [start.job_id, step, list(share.gcds), share.master, share.port]
 
     async def all_held() -> list[list[Any]]:
@@ -88,7 +88,8 @@ def read_files(folder: Path, shares: Collection[tuple[JobStart, int]] = ()) -> d
         "held": asyncio.run(all_held()),
         "reported": {name: [one.run, one.loaded_s] for name, one in sorted(notes.hellos.items())},
         "started": {
-            name: [one.started_s, one.seen_s, one.before_s, one.sure] for name, one in sorted(notes.starts.items())
+            name: [one.started_s, one.seen_s, one.before_s, one.is_confirmed]
+            for name, one in sorted(notes.starts.items())
         },
         "drained": dict(sorted(notes.drained.items())),
     }
@@ -130,16 +131,16 @@ def decide(recording: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         claims_before=claims,
         claims=claims,
         claims_listed=True,
-        accepted=True,
+        is_accepted=True,
         licenses=parse_licenses(recording["licenses"].encode()),
-        asked=StepAllocations(folder / "moorings_steps").asked,
-        plugged=plugged.plugged,
+        bound_nodes=StepAllocations(folder / "moorings_steps").asked,
+        nodes_with_plugin=plugged.plugged,
         n_nodes=len(nodes),
         offer=QueueOffer(
             counts=sums["offer"],
             asked_at=1000.0,
-            held=sums["held"],
-            alone=not queue.others_wait,
+            held_counts=sums["held"],
+            is_sole_queue=not queue.others_wait,
             reasons={job.owner: job.reason for job in queue.jobs if job.reason is not None},
             offered=frozenset(job.owner for job in queue.jobs if job.offered),
         ),
@@ -157,7 +158,7 @@ def decide(recording: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         },
         "acts": acts,
         "drain": sorted(plugged.drain),
-        "take_back": sorted(plugged.take_back),
+        "take_back": sorted(plugged.undrain),
     }
 
 
@@ -208,16 +209,16 @@ def read_run(recording: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(file["text"], errors="surrogateescape")
         os.utime(path, ns=(file["at_ns"], file["at_ns"]))
-    attempt = SlurmRunFolder(folder / recording["run"]).newest()
+    attempt = SlurmRunFolder(folder / recording["run"]).newest_attempt()
     assert attempt is not None
-    facts = attempt.facts()
+    facts = attempt.read_state()
     job = next(iter(parse_jobs(recording["jobs"].encode())), None)
     seen = observe_run(facts, job)
     end = facts.end
     if seen is RunObservation.OVER:
-        word = JobEnd(job.job_id, job.state, job.ends) if job is not None and not has_ended(facts) else None
+        word = JobEnd(job.job_id, job.state, job.end_time) if job is not None and not has_ended(facts) else None
         end = build_end_record(
-            facts, attempt.tasks(facts.asked), word, attempt.complaint(), Timestamp(recording["now"])
+            facts, attempt.tasks(facts.asked), word, attempt.last_error_line(), Timestamp(recording["now"])
         )
     return {
         "asked": to_plain(facts.asked),

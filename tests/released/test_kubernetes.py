@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from moorings.kubernetes.certificate_keeper import parse_authorities
-from moorings.kubernetes.election import parse_lease
-from moorings.kubernetes.proxy.shapes import ChangeBody, PartitionBody, PartitionRequest, PartitionsBody
+from moorings.kubernetes.ipujob.parsing import parse_ipujob
+from moorings.kubernetes.kube.election import parse_lease
+from moorings.kubernetes.kube.serving_certificate import parse_authorities
 from moorings.kubernetes.proxy.tracker import build_data
-from moorings.kubernetes.reading import parse_ipujob
+from moorings.kubernetes.proxy_api.shapes import ChangeBody, PartitionBody, PartitionRequest, PartitionsBody
 from moorings.wire.codec import decode, encode
 from tests.released.kube_states import KUBE, decide, read_run
 

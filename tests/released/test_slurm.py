@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from moorings.slurm.host import hello, nodes, why
-from moorings.slurm.host.installation import (
+from moorings.slurm.host import bind_protocol, plugin_heartbeat, wait_reason
+from moorings.slurm.host.install_plan import (
     MANIFEST,
     FileAction,
     digest_of,
@@ -75,21 +75,21 @@ def test_what_nodes_and_agent_say_is_read_and_built_alike() -> None:
     kinds = set()
     for one in SAID:
         question, answer = one["question"]["payload"].encode(), one["answer"]["payload"].encode()
-        if question.startswith(hello.GREETING):
-            told = hello.parse_request(question)
-            assert hello.build_request(told) == question
-            assert hello.build_reply(told, noted=b"status=ok" in answer) == answer
+        if question.startswith(plugin_heartbeat.GREETING):
+            told = plugin_heartbeat.parse_request(question)
+            assert plugin_heartbeat.build_request(told) == question
+            assert plugin_heartbeat.build_reply(told, noted=b"status=ok" in answer) == answer
             kinds.add("hello")
-        elif question.startswith(why.GREETING):
-            of = why.parse_request(question)
-            assert why.build_request(of) == question
-            assert why.build_reply(of, why.parse_reply(answer, of)) == answer
+        elif question.startswith(wait_reason.GREETING):
+            of = wait_reason.parse_request(question)
+            assert wait_reason.build_request(of) == question
+            assert wait_reason.build_reply(of, wait_reason.parse_reply(answer, of)) == answer
             kinds.add("why")
         else:
-            asked = nodes.parse_request(question)
-            assert nodes.build_request(asked) == question
-            reply = nodes.parse_reply(answer, asked)
-            assert nodes.build_reply(asked, reply) == answer
+            asked = bind_protocol.parse_request(question)
+            assert bind_protocol.build_request(asked) == question
+            reply = bind_protocol.parse_reply(answer, asked)
+            assert bind_protocol.build_reply(asked, reply) == answer
             kinds.add(str(reply.status))
             kinds |= {f"files {bool(reply.folder)}"} if reply.partition else set()
     assert kinds == {"hello", "why", "ok", "retry", "files True", "files False"}

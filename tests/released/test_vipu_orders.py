@@ -12,11 +12,6 @@ from tests.released.vipu_rest import FOLDER, STATES, as_order, come_back, put_ba
 RECORDINGS = {path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))}
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def test_every_state_is_recorded() -> None:
     assert RECORDINGS.keys() == STATES.keys()
 

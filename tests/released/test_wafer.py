@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from moorings.appliance.answers import read_result
 from moorings.appliance.checkpoints import find_newest
-from moorings.appliance.order import ApplianceJobSpec, read_job_spec, write_job_spec
-from moorings.appliance.record import FILE_NAME, RunMetaFile
+from moorings.appliance.job_spec import ApplianceJobSpec, read_job_spec, write_job_spec
+from moorings.appliance.run_meta import FILE_NAME, RunMetaFile
+from moorings.appliance.workflow import read_result
 from moorings.wire.codec import decode, encode
 from moorings.wire.shapes import ApplianceJobBody, RunBody
 from moorings.workloads.appliance import ApplianceJobType
@@ -64,12 +64,12 @@ def test_the_record_of_jobs_is_taken_up_and_stays_as_it_is(folder: Path) -> None
     recorded = json.loads((model_dir / FILE_NAME).read_text())
     record = RunMetaFile(model_dir)
     assert record.load() is None
-    assert record.unended() == []
+    assert record.list_unfinished() == []
     jobs = {entry["id"]: entry for kind in ("compile_jobs", "execute_jobs") for entry in recorded[kind]}
     assert len(jobs) == 4
     for body in (decode(RunBody, run) for run in RECORDING["runs"]):
         assert body.job.appliance is not None
-        record.note(body, ApplianceJobType(body.job.appliance.kind), Path(jobs[body.id]["log_path"]))
+        record.update_job(body, ApplianceJobType(body.job.appliance.kind), Path(jobs[body.id]["log_path"]))
     written = json.loads((model_dir / FILE_NAME).read_text())
     assert {**written, "version": recorded["version"]} == recorded
 
@@ -94,7 +94,7 @@ def test_compiled_programs_and_weights_are_taken_up(folder: Path) -> None:
     pytest.importorskip("jax", reason="the extra `wafer` is not installed")
     from moorings.appliance.execution.artifacts import find_artifact
     from moorings.appliance.execution.checkpoints import CheckpointReader
-    from moorings.appliance.execution.compiling import load_programs
+    from moorings.appliance.execution.compilation import load_programs
 
     (own,) = (folder / "compiled").iterdir()
     (order,) = [order for order in orders_in(folder) if order.act == "train"]

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moorings.core.hardware import ListedPartition, PartitionSpec
-from moorings.core.instants import Timestamp
-from moorings.core.topology import Block
+from moorings.core.model.driver_results import ListedPartition, PartitionSpec
+from moorings.core.model.timestamps import Timestamp
+from moorings.core.model.topology import Block
 from moorings.drivers.vipu.driver import VipuDriver
-from moorings.testing.vipu_stand_in import calls_of, partitions_of
+from moorings.testing.fake_vipu import calls_of, partitions_of
 from tests.unit.drivers.vipu_rig import ORDERS, VipuRig
 
 FOLDER = Path(__file__).with_name("vipu")
@@ -60,7 +60,9 @@ def changes(rig: VipuRig, since: int = 0) -> list[list[str]]:
 
 def shown(sightings: list[ListedPartition]) -> list[dict[str, str]]:
     """A listing of the driver's, by name."""
-    told = [{"name": one.name, "seen": str(one.seen), "devices": str(one.block), "mark": one.mark} for one in sightings]
+    told = [
+        {"name": one.name, "seen": str(one.state), "devices": str(one.block), "mark": one.mark} for one in sightings
+    ]
     return sorted(told, key=lambda one: one["name"])
 
 
@@ -86,7 +88,7 @@ async def come_back(rig: VipuRig, verb: str, value: PartitionSpec, held: list[Pa
     before = len(calls_of(rig.machine))
     driver = open_driver(rig)
     try:
-        driver.adopt(held)
+        driver.register_partitions(held)
         found = shown(list(await driver.list_partitions()))
         if verb == "create":
             answer = await driver.create(value)
@@ -176,7 +178,7 @@ async def _made_elsewhere(rig: VipuRig, driver: VipuDriver) -> None:
 async def _adopted(rig: VipuRig, driver: VipuDriver) -> None:
     await driver.create(order("p"))
     (rig.data / "orders.json").unlink()
-    driver.adopt([order("p")])
+    driver.register_partitions([order("p")])
     await driver.list_partitions()
 
 
