@@ -35,9 +35,10 @@ demo: setup ## a tour on simulated accelerators, on this machine alone
 ##@ Work
 
 .PHONY: check
-check: setup ## format, lint, types, who imports whom (what a commit must pass; under a minute)
+check: setup ## format, lint, spelling, types, who imports whom (what a commit must pass; under a minute)
 	$(RUN) ruff format --check --quiet --diff .
 	$(RUN) ruff check --quiet .
+	$(RUN) typos
 	$(RUN) mypy
 	$(RUN) lint-imports --no-logo
 
@@ -91,6 +92,10 @@ bench: setup ## our figures beside the anchors'
 .PHONY: docs
 docs: setup ## write the generated reference and manual pages
 	$(RUN) python -m moorings.app.docs
+
+.PHONY: changelog
+changelog: setup ## what changelog.d says (VERSION=1.2.0: moves it into CHANGELOG.md, for a release)
+	@$(RUN) towncrier build $(if $(VERSION),--yes --version "$(VERSION)",--draft --version Unreleased)
 
 ##@ Kubernetes
 

@@ -57,6 +57,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         item.add_marker(pytest.mark.timeout(patient(mark.args[0] if mark else usual)), append=False)
 
 
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    return "asyncio"  # not uvloop: it swallows what pytest-timeout raises in a test that hangs
+
+
 @pytest.fixture(autouse=True)
 def _own_surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     """No test sees, or touches, the configuration of whoever runs it."""

@@ -119,7 +119,7 @@ class PostgresqlServer:
         self.stop(signal.SIGQUIT)
 
     def hang(self, *, on: bool = True) -> None:
-        """Stop all its processes, or let them go on: connections stay, and nothing is answered."""
+        """Stop all its processes, or let them continue: connections stay, and nothing is answered."""
         assert self.process is not None
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         for pid in (self.process.pid, *map(int, children)):

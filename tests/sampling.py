@@ -22,7 +22,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = Path(__file__).with_name("gates.toml")
 
-# Read once, for good: the tests' own surroundings have no variables of ours.
+# Read once, permanently: the tests' own surroundings have no variables of ours.
 _SAMPLED = os.environ.get("MOORINGS_TESTS") == "sample"
 
 

@@ -133,7 +133,7 @@ class _Wait:
         self._over = False  # the one more look after the end: this process may have stood still meanwhile
 
     def saw(self, last: object) -> None:
-        """Note what was seen in vain."""
+        """Note the observations of a failed wait."""
         self._last = last
         if self._over:
             raise AssertionError(self._failure())

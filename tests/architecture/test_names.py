@@ -1,7 +1,8 @@
 """One name has one meaning: no name that was given up comes back, no class name means two things, terms are kept.
 
-``retired.txt`` has the names of classes, functions and constants that were given up for standard terms; what each is
-called now is in the table of ARCHITECTURE.md and, name by name, in ``renamed.tsv``.
+``retired.txt`` has the names of classes, functions, methods, fields and constants that were given up for standard
+terms; what each is called now is in the table of ARCHITECTURE.md and, name by name, in ``renamed.tsv``. That has the
+old paths of modules as well; its other names are qualified by the modules and classes of their time.
 """
 
 from __future__ import annotations
@@ -23,21 +24,35 @@ TWICE = {
 
 # A standard term, and the folders or files in which a class may carry it: elsewhere it would mean something else.
 TERMS = {
-    "Quota": {"core/quotas.py", "wire/shapes.py", "api", "cli"},
+    "Quota": {"core/scheduling/quotas.py", "wire/shapes.py", "api", "cli"},
     "Reservation": {"slurm", "wire/shapes.py"},
-    "Lease": {"kubernetes", "appliance/heartbeat.py", "core/inputs.py"},
-    "Report": {"core/announced.py"},
-    "Request": {"wire", "api", "client", "kubernetes/proxy", "local", "slurm/host", "controller", "ports"},
+    "Lease": {"kubernetes", "appliance/lease_renewal.py", "core/model/inputs.py"},
+    "Report": {"core/model/queue_reports.py"},
+    "Request": {
+        "wire",
+        "api",
+        "client",
+        "kubernetes/proxy",
+        "kubernetes/proxy_api",
+        "local",
+        "slurm/host",
+        "controller",
+        "ports",
+    },
 }
 
 
 def definitions() -> dict[str, list[str]]:
-    """Where each class, function and constant of a module or class is defined."""
+    """Where each class, function, field of a class and constant of a module is defined."""
     found: dict[str, list[str]] = defaultdict(list)
     for path, tree in TREES.items():
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 found[node.name].append(f"{path}:{node.lineno}")
+            if isinstance(node, ast.ClassDef):
+                for field in node.body:
+                    if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                        found[field.target.id].append(f"{path}:{field.lineno}")
         for node in tree.body:
             targets = (
                 node.targets
@@ -65,6 +80,13 @@ def test_names_given_up_stay_away() -> None:
     retired = (HERE / "retired.txt").read_text().split()
     known = definitions()
     assert {name: known[name] for name in retired if name in known} == {}, "renamed.tsv says what they are called now"
+
+
+def test_modules_given_up_stay_away() -> None:
+    rows = [line.split("\t") for line in (HERE / "renamed.tsv").read_text().splitlines()[1:]]
+    moved = {was: now for was, now in rows if "." in now}
+    assert len(moved) > 200
+    assert [was for was in moved if (PACKAGE / f"{was.replace('.', '/')}.py").exists()] == []
 
 
 def test_class_name_means_one_thing() -> None:

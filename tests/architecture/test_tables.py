@@ -7,11 +7,11 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from moorings.core.events import EVENTS
+from moorings.core.model.events import EVENTS
 from moorings.wire.errors import ERRORS
 
 SOURCES = sorted(Path("src/moorings").rglob("*.py"))
-TABLES = {Path("src/moorings/core/events.py"), Path("src/moorings/wire/errors.py")}
+TABLES = {Path("src/moorings/core/model/events.py"), Path("src/moorings/wire/errors.py")}
 CODE = re.compile(r"[a-z]+(\.[a-z_]+)+")
 
 
@@ -46,9 +46,10 @@ def test_every_error_in_the_table_is_used() -> None:
 
 def test_every_event_told_stands_in_the_table_and_every_one_there_is_told() -> None:
     told = set()
-    for path in (*Path("src/moorings/core").glob("*.py"), *Path("src/moorings/workloads").glob("*.py")):
+    for path in (*Path("src/moorings/core").rglob("*.py"), *Path("src/moorings/workloads").glob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("_tell", "_tell_project", "_move"):
+            called = ast.unparse(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""
+            if isinstance(node, ast.Call) and called in ("emit_event", "_emit_event", "_emit_project_event", "_move"):
                 names = {
                     str(part.value)
                     for argument in node.args

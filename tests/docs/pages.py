@@ -97,7 +97,7 @@ def anchors(page: Path) -> set[str]:
 
 
 def steps(block: Block) -> Iterator[Step]:
-    """The commands of a console block; a line behind `> ` goes on with the command before."""
+    """The commands of a console block; a line behind `> ` continues with the command before."""
     command, at = "", block.number
     output: list[str] = []
     for number, line in enumerate(block.lines, start=block.number + 1):

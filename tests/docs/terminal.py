@@ -14,7 +14,7 @@ from types import TracebackType
 
 from moorings.client.client import Client
 from moorings.client.transport import Endpoint, Transport
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
 from tests.docs.pages import Step
 from tests.processes import DYING_WITH_US
 from tests.waiting import until
@@ -38,6 +38,7 @@ VARIES = (
 # What is said while one waits: how much of it is seen depends on how quick the machine is.
 PROGRESS = re.compile(
     r"[a-z0-9-]+(-ID)?: (GRANTED|WAITING|STARTING|STOPPING|running|waits for|partition \S+ ACTIVE|devices)\b.*"
+    r"|run-ID: RUNNING"
 )
 
 
@@ -108,7 +109,7 @@ class Terminal:
 
             def still() -> bool:
                 try:
-                    states = {claim.state for claim in client.claims()} | {run.state for run in client.runs()}
+                    states = {claim.state for claim in client.list_claims()} | {run.state for run in client.list_runs()}
                 except MooringsError as error:  # one whose certificate is not trusted has not taken its new one yet
                     return error.code == "controller.unreachable" and "is not trusted" not in error.detail
                 return states.isdisjoint(MOVING)

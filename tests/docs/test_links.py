@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib
+import importlib.util
 import json
 import re
 import tomllib
@@ -24,6 +26,7 @@ LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 SPAN = re.compile(r"`([^`]+)`")
 PATH = re.compile(r"(src|docs|tests|deploy|examples|scripts|benchmarks)/[A-Za-z0-9_./-]*")
 CODE = re.compile(r"([a-z_]+(?:\.[a-z_]+)*):([A-Za-z_]+(?:\.[A-Za-z_]+)*)")
+DOTTED = re.compile(r"[a-z_]+(?:\.[A-Za-z_]+)+")
 FOLDERS = {folder.name for folder in Path(moorings.__file__).parent.iterdir() if folder.is_dir()}
 SHORT = re.compile(r"^-[A-Za-z]$")
 
@@ -66,6 +69,24 @@ def test_code_that_is_named_exists(page: Path) -> None:
         if value is None:
             wrong.append(span)
     assert wrong == []
+
+
+def test_modules_that_the_map_names_exist() -> None:
+    """But for the names of before, in the first column of the table of names."""
+    page = re.sub(r"^\| [^|]* \|(?= `)", "|", prose(ROOT / "ARCHITECTURE.md"), flags=re.MULTILINE)
+    spans = {span for span in SPAN.findall(page) if DOTTED.fullmatch(span) and span.split(".")[0] in FOLDERS}
+    assert len(spans) > 30
+    assert sorted(span for span in spans if not _is_code(span)) == []
+
+
+def _is_code(name: str) -> bool:
+    with contextlib.suppress(ImportError, ValueError):
+        if importlib.util.find_spec(f"moorings.{name}") is not None:
+            return True
+    module, _, member = name.rpartition(".")
+    with contextlib.suppress(ImportError):
+        return hasattr(importlib.import_module(f"moorings.{module}"), member)
+    return False
 
 
 @every_page
@@ -168,7 +189,7 @@ def test_every_reason_is_explained() -> None:
     page = (ROOT / "docs/how-to/why-does-it-wait.md").read_text()
     codes = set()
     for folder in ("core", "workloads", "controller"):
-        for path in (ROOT / "src/moorings" / folder).glob("*.py"):
+        for path in (ROOT / "src/moorings" / folder).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Reason" and node.args:
                     codes |= {

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from moorings.app.documents.roff import escape, prose
+from moorings.app.documents.manual import escape, prose
 from moorings.cli.commands import COMMANDS
 from tests.debian import program, surroundings
 from tests.docs.pages import ROOT

@@ -11,24 +11,24 @@ from pathlib import Path
 import pytest
 
 from moorings.api import openapi
-from moorings.api.routes import OPERATIONS
 from moorings.app.docs import deployment_files, pages
 from moorings.app.documents import files, tables
-from moorings.app.documents.api import ACCESS
 from moorings.app.documents.errors import REMEDIES
 from moorings.app.documents.fields import FIELDS
 from moorings.app.documents.files import FileKey
 from moorings.app.settings import Settings
-from moorings.cli.configuration import NAMES
-from moorings.core import pools as pools_module
-from moorings.core.errors import MooringsError
-from moorings.core.pools import parse_pools
-from moorings.core.tables import TomlTable
+from moorings.core.model import pools as pools_module
+from moorings.core.model.bindings import Binding, GcdBinding, Rendezvous, task_environment
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.pools import parse_pools
+from moorings.core.model.toml_table import TomlTable
 from moorings.drivers.simulated.settings import SimulatedSettings
-from moorings.kubernetes.measures import OperatorMetrics
-from moorings.kubernetes.proxy.keeper import PartitionManager
+from moorings.kubernetes.operator.metrics import OperatorMetrics
 from moorings.kubernetes.proxy.metrics import ProxyMetrics
+from moorings.kubernetes.proxy.partition_manager import PartitionManager
+from moorings.terminal.configuration import NAMES
 from moorings.wire.errors import ERRORS
+from moorings.wire.operations import OPERATIONS
 from moorings.workloads import jobs
 from moorings.workloads.jobs import parse_job
 from tests.docs.pages import ROOT
@@ -51,8 +51,8 @@ def test_what_a_site_copies_is_what_the_code_says() -> None:
 
 def test_every_error_has_a_remedy_and_every_operation_says_who_may() -> None:
     assert set(REMEDIES) == set(ERRORS)
-    assert set(ACCESS) == {operation.serve.__name__ for operation in OPERATIONS}
-    assert {code for _, codes in ACCESS.values() for code in codes} <= set(ERRORS)
+    assert all(operation.callers for operation in OPERATIONS)
+    assert {code for operation in OPERATIONS for code in operation.errors.split()} <= set(ERRORS)
 
 
 def test_every_field_of_a_request_is_told_and_no_other() -> None:
@@ -189,8 +189,13 @@ def test_every_variable_in_the_sources_is_on_the_page() -> None:
 
 
 def test_every_variable_of_a_job_is_on_the_page() -> None:
-    assert tables.task_variables() - set(tables.SET) == set()
-    text = (SOURCE / "local" / "tasks.py").read_text() + (SOURCE / "drivers" / "simulated" / "binding.py").read_text()
+    binding = Binding("p", {"IPUOF_VIPU_API_HOST": ""}, (GcdBinding(0, (), "file", "text"),))
+    for folder in ("/f", None):
+        given = task_environment(binding, 0, Rendezvous("127.0.0.1", 1), run="r", files_folder=folder)
+        assert given.keys() - tables.SET.keys() == set()
+    text = (SOURCE / "local" / "supervisor.py").read_text() + (
+        SOURCE / "drivers" / "simulated" / "driver.py"
+    ).read_text()
     found = set(re.findall(r'"((?:MOORINGS|IPUOF|CUDA)_[A-Z_]+)"', text))
     assert len(found) > 4
     assert found - set(tables.SET) == set()

@@ -10,9 +10,17 @@ from typing import Any
 
 import pytest
 
-from moorings.api.operations import Operation
-from moorings.api.routes import OPERATIONS
-from moorings.app.documents.api import ACCESS, ADMINS, AGENTS, EVERYBODY, HOLDERS, READERS, STARTERS
+from moorings.wire import operations
+from moorings.wire.operations import (
+    ADMINS,
+    AGENTS,
+    EVERYBODY,
+    HOLDERS,
+    OPERATIONS,
+    READERS,
+    STARTERS,
+    Operation,
+)
 from tests.e2e.processes import ControllerProcess
 from tests.waiting import patient
 
@@ -20,7 +28,7 @@ DENIED = (401, 403)
 NUMBERS = count()
 JOB = {"name": "j", "command": ["true"], "workdir": "/"}
 
-# Who may, of those who call about things of bob's. The agent's key acts for user/bob, the stranger's for
+# The callers that may act on bob's things. The agent's key acts for user/bob, the stranger's for
 # user/carol, slurm's for a queue.
 CALLERS = ("admin", "bob", "ann", "agent", "stranger", "viewer", "slurm")
 MAY = {
@@ -29,13 +37,13 @@ MAY = {
     HOLDERS: {"admin", "bob", "agent"},
     AGENTS: {"admin", "slurm"},
     STARTERS: {"admin", "bob"},
-    ACCESS["list_projects"][0]: set(CALLERS),
-    ACCESS["defragment"][0]: {"admin"},
-    ACCESS["prioritise_run"][0]: {"admin", "bob"},
-    ACCESS["rotate_key"][0]: {"admin"},  # another's
-    ACCESS["create_claim"][0]: {"admin", "bob", "agent"},
-    ACCESS["create_run"][0]: {"admin", "bob", "ann"},
-    ACCESS["create_partition"][0]: {"admin", "bob", "ann"},
+    operations.LIST_PROJECTS.callers: set(CALLERS),
+    operations.DEFRAGMENT.callers: {"admin"},
+    operations.PRIORITISE_RUN.callers: {"admin", "bob"},
+    operations.ROTATE_KEY.callers: {"admin"},  # another's
+    operations.CREATE_CLAIM.callers: {"admin", "bob", "agent"},
+    operations.CREATE_RUN.callers: {"admin", "bob", "ann"},
+    operations.CREATE_PARTITION.callers: {"admin", "bob", "ann"},
 }
 
 
@@ -65,11 +73,11 @@ def keys(controller: ControllerProcess) -> dict[str, str]:
     return made
 
 
-def address_of(operation: Operation, controller: ControllerProcess, bob: str) -> str:
+def address_of(operation: Operation[Any], controller: ControllerProcess, bob: str) -> str:
     """The operation's address, about a new thing of bob's where it is about one."""
     about = operation.path.split("/")[2] if operation.path.startswith("/v1/") else ""
     if "{" not in operation.path:
-        return operation.path + ("?size=1" if operation.serve.__name__ == "get_capacity" else "")
+        return operation.path + ("?size=1" if operation.name == "get_capacity" else "")
     if about in ("claims", "partitions"):
         name = f"held-{next(NUMBERS)}"
         status, _ = controller.ask("POST", "/v1/claims?wait=20s", {"name": name, "size": 1}, key=bob)
@@ -87,7 +95,7 @@ def address_of(operation: Operation, controller: ControllerProcess, bob: str) ->
     return operation.path.format(id={"devices": "pod16:15", "keys": "nobody"}.get(about, ""), pool="pod16") + suffix
 
 
-def body_of(operation: Operation) -> Any:
+def body_of(operation: Operation[Any]) -> Any:
     return {
         "create_claim": {"size": 1, "owner": "user/bob", "queue": "wait"},
         "create_partition": {"name": f"mine-{next(NUMBERS)}", "size": 1},
@@ -104,10 +112,10 @@ def body_of(operation: Operation) -> Any:
         "prioritise_run": {"priority": -200},
         "rotate_key": {},
         "create_key": {"subject": f"s{next(NUMBERS)}", "role": "viewer"},
-    }.get(operation.serve.__name__)
+    }.get(operation.name)
 
 
-def status_of(controller: ControllerProcess, operation: Operation, address: str, key: str | None) -> int:
+def status_of(controller: ControllerProcess, operation: Operation[Any], address: str, key: str | None) -> int:
     """The status of an answer, whatever its body."""
     sent = {"Authorization": f"Bearer {key}"} if key is not None else {}
     body = body_of(operation)
@@ -119,9 +127,9 @@ def status_of(controller: ControllerProcess, operation: Operation, address: str,
         connection.close()
 
 
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda each: each.serve.__name__)
-def test_who_may(operation: Operation, controller: ControllerProcess, keys: dict[str, str]) -> None:
-    who, _ = ACCESS[operation.serve.__name__]
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda each: each.name)
+def test_who_may(operation: Operation[Any], controller: ControllerProcess, keys: dict[str, str]) -> None:
+    who = operation.callers
     address = address_of(operation, controller, keys["bob"])
     stranger = status_of(controller, operation, address, None)
     assert (stranger == 401) is (who != EVERYBODY)

@@ -17,7 +17,7 @@ import pytest
 from examples.gpt2 import data
 from examples.gpt2.data import Text, TextParams
 from examples.gpt2.model import GPT2, ModelParams
-from moorings.appliance.order import ApplianceJobSpec, write_job_spec
+from moorings.appliance.job_spec import ApplianceJobSpec, write_job_spec
 from moorings.appliance.params import read_params
 from moorings.appliance.schemas import Optimizer, RunConfig
 from tests.waiting import patient
@@ -185,7 +185,7 @@ def test_it_compiles_trains_on_two_systems_and_is_measured(tmp_path: Path):
     assert "Compile was successful" in run_job(order)[0]
     [again] = run_job(order)
     assert "Compile found" in again
-    compiled = json.loads(order.answer.read_text())
+    compiled = json.loads(order.result_file.read_text())
     assert compiled["found"] is True
 
     order = replace(order, act="train", artifact=compiled["artifact"])
@@ -195,13 +195,13 @@ def test_it_compiles_trains_on_two_systems_and_is_measured(tmp_path: Path):
     assert len(losses) == 6
     assert losses[-1] < losses[0] - 0.7
     assert second == ""
-    trained = json.loads(order.answer.read_text())
+    trained = json.loads(order.result_file.read_text())
     assert trained["step"] == 60
     assert Path(trained["checkpoint"]).name == "checkpoint_60.npz"
 
     order = replace(order, act="compile", program="eval", artifact=None)
     run_job(order)
-    compiled = json.loads(order.answer.read_text())
+    compiled = json.loads(order.result_file.read_text())
     order = replace(
         order,
         act="eval",
@@ -213,7 +213,7 @@ def test_it_compiles_trains_on_two_systems_and_is_measured(tmp_path: Path):
     )
     text = run_job(order)[0]
     assert re.search(r"^\| Eval Device=CSX, Step=60, Loss=\d\.\d+, Rate=", text, re.MULTILINE)
-    measured = json.loads(order.answer.read_text())
+    measured = json.loads(order.result_file.read_text())
     assert (measured["step"], measured["batches"]) == (60, 4)
     assert abs(measured["loss"] - losses[-1]) < 0.7
 

@@ -13,7 +13,7 @@ LEAVING = (
         law="5",
         what="a key whose record has left is still a used one",
         file="store/sql.py",
-        at="SqlStore.keys_used",
+        at="SqlStore.find_idempotency_records",
         cut="used |= history.find_spent_keys(connection, [pair for pair in pairs if pair not in used])",
         put="",
         tests=(
@@ -35,9 +35,9 @@ LEAVING = (
     ),
     Guard(
         law="5",
-        what="who sends a key again whose record has left is refused, whatever is asked for",
+        what="a repeated key of an archived record is refused, whatever the request",
         file="controller/loop.py",
-        at="TurnLoop._known",
+        at="TurnLoop._repeated_reply",
         cut="not use.digest",
         put="False",
         tests=(f"{RETENTION}test_a_key_whose_claim_has_left_makes_no_second_one",),
@@ -74,7 +74,7 @@ LEAVING = (
     ),
     Guard(
         law="9",
-        what="who watches is not led over a gap in the log",
+        what="a watcher is never led across a gap in the log",
         file="controller/service.py",
         at="Controller.list_events",
         cut="LOG_START < after < self._loop.archived",
@@ -86,9 +86,9 @@ LEAVING = (
     ),
     Guard(
         law=FENCING,
-        what="who leads no longer removes no events",
+        what="a replaced leader removes no events",
         file="store/sql.py",
-        at="SqlStore.forget_events",
+        at="SqlStore.delete_archived_events",
         cut="_allocate_seq(connection, 0, LogPosition(after, epoch))",
         put="",
         tests=(
@@ -100,7 +100,7 @@ LEAVING = (
         law=FENCING,
         what="nor any records",
         file="store/sql.py",
-        at="SqlStore.forget_ended",
+        at="SqlStore.delete_ended",
         cut="_allocate_seq(connection, 0, LogPosition(after, epoch))",
         put="",
         tests=(f"{STORE}test_who_leads_no_longer_removes_nothing",),

@@ -12,7 +12,7 @@ LOGS = "tests/unit/app/test_logs.py::"
 FOLDERS = "tests/unit/app/test_folders.py::"
 CREDENTIALS = "tests/unit/app/test_credentials.py::"
 SQLITE = "tests/contract/test_store_sqlite.py::"
-RECORDS = "tests/unit/local/test_records.py::"
+FILES = "tests/unit/engines/test_files.py::"
 SUPERVISOR = "tests/unit/local/test_supervisor.py::"
 MACHINE = "tests/unit/drivers/test_simulated_hardware.py::"
 SECURITY = "tests/unit/api/test_security.py::"
@@ -25,7 +25,7 @@ PRIVACY = (
     Guard(
         law="10",
         what="the log keeps no environment and no folder of a job",
-        file="controller/record.py",
+        file="controller/turn_record.py",
         at="_without_secrets",
         cut='replace(given, job=replace(given.job, environment={}, workdir=""))',
         put="given",
@@ -124,10 +124,10 @@ PRIVACY = (
     Guard(
         law="10",
         what="a controller's files (pepper, credentials, address) are its owner's alone",
-        file="app/folders.py",
-        at="_write_temporary",
-        cut="os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)",
-        put="os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)",
+        file="files.py",
+        at="write_atomically",
+        cut="0o600",
+        put="0o644",
         tests=(
             f"{FOLDERS}test_a_file_is_replaced_as_a_whole_and_stays_private",
             f"{CREDENTIALS}test_only_its_owner_can_read_it",
@@ -145,17 +145,17 @@ PRIVACY = (
     Guard(
         law="10",
         what="a run's records, job and environment included, are their owner's alone",
-        file="local/rundir.py",
-        at="write_atomically",
-        cut="os.fchmod(file.fileno(), 0o600)",
-        put="os.fchmod(file.fileno(), 0o644)",
-        tests=(f"{RECORDS}test_files_are_replaced_whole_and_are_the_owners_alone",),
+        file="files.py",
+        at="create_file",
+        cut="os.fchmod(descriptor, mode)",
+        put="os.fchmod(descriptor, mode | 0o044)",
+        tests=(f"{FILES}test_files_are_replaced_whole_and_are_the_owners_alone",),
     ),
     Guard(
         law="10",
         what="a run's folder is its owner's alone",
-        file="local/rundir.py",
-        at="LocalRunFolder.make",
+        file="local/run_folder.py",
+        at="LocalRunFolder.create",
         cut="mode=0o700",
         put="mode=0o755",
         tests=(f"{SUPERVISOR}test_the_files_are_the_owners_alone_and_the_bindings_go_with_the_run",),
@@ -163,7 +163,7 @@ PRIVACY = (
     Guard(
         law="10",
         what="the files of a binding go with the run",
-        file="local/settle.py",
+        file="local/finalize.py",
         at="_save_end",
         cut="folder.remove_bindings()",
         put="",
@@ -182,7 +182,7 @@ PRIVACY = (
     Guard(
         law="10",
         what="nothing but health and version is open to who shows no key",
-        file="api/security.py",
+        file="api/request_body.py",
         at="parse_bearer",
         cut='scheme.lower() != b"bearer"',
         put="False",
@@ -214,7 +214,7 @@ PRIVACY = (
         what="a key that was proved is forgotten when it is revoked",
         file="controller/keys.py",
         at="AccessKeyManager.revoke",
-        cut="self._forget(ident)",
+        cut="self._invalidate(ident)",
         put="",
         tests=(f"{KEYS}test_a_revoked_key_is_worth_nothing_at_once",),
     ),
@@ -230,7 +230,7 @@ PRIVACY = (
     Guard(
         law="10",
         what="an owner prefix covers whole parts",
-        file="core/access.py",
+        file="core/model/access.py",
         at="check_owner_access",
         cut='prefix + "/"',
         put="prefix",
@@ -239,7 +239,7 @@ PRIVACY = (
     Guard(
         law="10",
         what="an empty prefix covers nobody",
-        file="core/access.py",
+        file="core/model/access.py",
         at="check_owner_access",
         cut='prefix and (owner == prefix or owner.startswith(prefix + "/"))',
         put='owner == prefix or not prefix or owner.startswith(prefix + "/")',
@@ -248,7 +248,7 @@ PRIVACY = (
     Guard(
         law="10",
         what="a local run's claim is its subject's",
-        file="core/access.py",
+        file="core/model/access.py",
         at="check_owner_access",
         cut="subject == caller.subject",
         put="True",
@@ -257,7 +257,7 @@ PRIVACY = (
     Guard(
         law="10",
         what="a viewer acts for nobody",
-        file="core/access.py",
+        file="core/model/access.py",
         at="check_owner_access",
         cut="caller.role in (Role.USER, Role.AGENT)",
         put="True",
@@ -266,7 +266,7 @@ PRIVACY = (
     Guard(
         law="10",
         what="only admins do what admins do",
-        file="core/access.py",
+        file="core/model/access.py",
         at="check_admin",
         cut="caller.role is not Role.ADMIN",
         put="False",
@@ -274,7 +274,7 @@ PRIVACY = (
     ),
     Guard(
         law="10",
-        what="nobody claims for another owner",
+        what="no caller claims for another owner",
         file="controller/service.py",
         at="Controller.create_claim",
         cut='check_owner_access(caller, owner, "", "claim devices")',
@@ -283,7 +283,7 @@ PRIVACY = (
     ),
     Guard(
         law="10",
-        what="nobody makes claims of local runs but the controller",
+        what="only the controller makes claims of local runs",
         file="controller/service.py",
         at="Controller.create_claim",
         cut="owner.startswith(RUN_OWNER_PREFIXES)",
@@ -292,7 +292,7 @@ PRIVACY = (
     ),
     Guard(
         law="10",
-        what="nobody ends what is another's",
+        what="no caller ends another's claim",
         file="controller/service.py",
         at="Controller.release_claim",
         cut='check_owner_access(caller, claim.owner, claim.subject, "release a claim")',
@@ -301,7 +301,7 @@ PRIVACY = (
     ),
     Guard(
         law="10",
-        what="nobody renews another's lease",
+        what="no caller renews another's lease",
         file="controller/service.py",
         at="Controller.renew_claim",
         cut='check_owner_access(caller, claim.owner, claim.subject, "renew a lease")',
@@ -310,7 +310,7 @@ PRIVACY = (
     ),
     Guard(
         law="10",
-        what="nobody reads another's binding",
+        what="no caller reads another's binding",
         file="controller/service.py",
         at="Controller._claim_to_bind",
         cut='check_owner_access(caller, claim.owner, claim.subject, "read a binding")',
@@ -319,7 +319,7 @@ PRIVACY = (
     ),
     Guard(
         law="10",
-        what="nobody resets another's partition",
+        what="no caller resets another's partition",
         file="controller/service.py",
         at="Controller.reset_partition",
         cut='check_owner_access(caller, claim.owner, claim.subject, "reset a partition")',
@@ -328,17 +328,17 @@ PRIVACY = (
     ),
     Guard(
         law="10",
-        what="nobody cancels another's run",
-        file="controller/run_cases.py",
-        at="RunService.cancel",
+        what="no caller cancels another's run",
+        file="controller/run_service.py",
+        at="RunService.cancel_run",
         cut='check_owner_access(caller, f"local/{run.id}", run.subject, "cancel a run")',
         put="",
         tests=(f"{CONTROLLER}test_nobody_acts_on_leases_runs_or_output_of_another",),
     ),
     Guard(
         law="10",
-        what="nobody reads the output of another's run",
-        file="controller/run_cases.py",
+        what="no caller reads the output of another's run",
+        file="controller/run_service.py",
         at="RunService.logs",
         cut='check_owner_access(caller, f"local/{run.id}", run.subject, "read the output of a run")',
         put="",
@@ -357,17 +357,17 @@ PRIVACY = (
     Guard(
         law="10",
         what="one key cannot take all seats of a kind",
-        file="api/limits.py",
-        at="Slots.take",
-        cut="self._held.get(key, 0) + count > self._per_key",
+        file="net/limits.py",
+        at="ClientLimit.acquire",
+        cut="held > most",
         put="False",
         tests=(f"{LIMITS}test_seats_are_bounded_in_all_and_for_each_key",),
     ),
     Guard(
         law="10",
         what="an answer that waits takes a seat of its key",
-        file="api/calls.py",
-        at="RequestContext.hold",
+        file="api/request_context.py",
+        at="RequestContext.wait_for",
         cut="self.caller.key_id",
         put='f"{id(self)}"',
         tests=(f"{REQUESTS}test_too_many_waits_of_one_key_are_told_to_come_back",),

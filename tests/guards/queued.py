@@ -15,7 +15,7 @@ QUEUED = (
     Guard(
         law="3",
         what="a run in another scheduler's queue has ended when that says so",
-        file="workloads/turn.py",
+        file="workloads/run_turn.py",
         at="RunTurn._cancel",
         cut="run.is_queued",
         put="False",
@@ -36,7 +36,7 @@ QUEUED = (
     Guard(
         law="3",
         what="a job that was requeued has not ended, whatever its earlier start wrote down",
-        file="slurm/engine/verdict.py",
+        file="slurm/engine/run_status.py",
         at="has_ended",
         cut="facts.done.stop in _BY_STOP",
         put="True",
@@ -45,9 +45,9 @@ QUEUED = (
     Guard(
         law="3",
         what="the folder of a run that Slurm may have is not removed for its age",
-        file="slurm/engine/pruning.py",
-        at="_ended_before",
-        cut="facts is not None and facts.job is not None",
+        file="engines/run_folder.py",
+        at="ScheduledRunFolder.ended_before",
+        cut="facts is not None and facts.is_submitted",
         put="False",
         tests=(f"{PRUNING}test_only_what_ended_long_ago_goes",),
     ),
@@ -55,9 +55,9 @@ QUEUED = (
     Guard(
         law="8",
         what="a run that cannot be submitted says why it waits",
-        file="controller/running.py",
+        file="controller/run_manager.py",
         at="RunManager._carry_out",
-        cut='self._loop.runs.explain(ident, f"it could not be submitted yet: {error.detail}")',
+        cut='self._loop.runs.set_wait_reason(ident, f"it could not be submitted yet: {error.detail}")',
         put="",
         tests=(f"{RUNNING}test_a_run_that_cannot_be_submitted_says_why_it_waits",),
     ),
@@ -94,7 +94,7 @@ QUEUED = (
     ),
     Guard(
         law="10",
-        what="what a run does is not on the command line of sbatch",
+        what="a run's command is not on the command line of sbatch",
         file="slurm/engine/submission.py",
         at="build_submit",
         cut='f"--job-name={job.name}"',

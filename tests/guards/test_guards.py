@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import ssl
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +24,7 @@ from tests.waiting import patient
 HARMLESS = Guard(
     law="1",
     what="nothing: the same in its place",
-    file="core/access.py",
+    file="core/model/access.py",
     at="check_admin",
     cut="caller.role is not Role.ADMIN",
     put="caller.role is not Role.ADMIN",
@@ -51,7 +55,7 @@ def test_a_guard_is_missed(guard: Guard, copy: Copy) -> None:
 def test_with_all_guards_in_place_their_tests_pass(tmp_path: Path) -> None:
     """Else they would seem to miss whatever is taken out."""
     tests = sorted({test for guard in drawn() for test in guard.tests})
-    with Copy(tmp_path, {"MOORINGS_TESTS_PATIENCE": "1"}) as copy:  # nothing here is waited for in vain
+    with Copy(tmp_path, {"MOORINGS_TESTS_PATIENCE": "1"}) as copy:  # no wait here fails
         outcome = copy.test(*tests, limit_s=patient(600), cpu_s=patient(600), options=("--timeout=240",))
     assert outcome.status == 0, outcome.output
 
@@ -67,6 +71,21 @@ def test_the_source_has_every_guard() -> None:
         except (ChangeMovedError, SyntaxError) as error:
             broken.append(f"{guard.law}, {guard.what}: {error}")
     assert broken == [], "\n".join(broken)
+
+
+def test_what_stands_in_a_guards_place_names_only_what_there_is(tmp_path: Path) -> None:
+    """A test that fails of a name that is gone proves nothing."""
+    known = {word for path in PACKAGE.rglob("*.py") for word in re.findall(r"\w+", path.read_text("utf-8"))}
+    known |= {*dir(ssl), *dir(ssl.SSLContext)}
+    unknown = {guard.what: set(re.findall(r"(?<=\.)[A-Za-z_]\w*", guard.put)) - known for guard in GUARDS}
+    assert {what: names for what, names in unknown.items() if names} == {}
+    for number, guard in enumerate(GUARDS):
+        change = locate(PACKAGE, guard.change)
+        if change.file.endswith(".py"):
+            (tmp_path / f"g{number}.py").write_text(apply((PACKAGE / change.file).read_text("utf-8"), change), "utf-8")
+    undefined = [sys.executable, "-m", "ruff", "check", "--isolated", "--no-cache", "--select=F821", str(tmp_path)]
+    done = subprocess.run(undefined, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
 
 
 def test_a_guard_that_is_not_missed_is_told(copy: Copy) -> None:

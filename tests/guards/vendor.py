@@ -12,7 +12,7 @@ VENDOR = (
     Guard(
         law="2",
         what="a partition that the vendor made larger than ordered is ours, and is removed",
-        file="drivers/vipu/sight.py",
+        file="drivers/vipu/listing.py",
         at="matches_intent",
         cut="_shape(partition) == record.made",
         put="False",
@@ -21,7 +21,7 @@ VENDOR = (
     Guard(
         law="2",
         what="a partition on other devices than ordered is not taken for the ordered one",
-        file="drivers/vipu/sight.py",
+        file="drivers/vipu/listing.py",
         at="_match",
         cut="record.order.mark if placed else record.order.mark + MISPLACED",
         put="record.order.mark",
@@ -35,7 +35,7 @@ VENDOR = (
         cut=(
             "except VipuCommandError as error:\n"
             "    if not commands.is_ambiguous_failure(error.detail):\n"
-            "        await asyncio.to_thread(self._orders.settle, [order.name])\n"
+            "        await asyncio.to_thread(self._orders.mark_resolved, [order.name])\n"
             "    raise"
         ),
         put="except VipuCommandError:\n    pass",
@@ -44,7 +44,7 @@ VENDOR = (
     Guard(
         law="3",
         what="a backup has what was ordered of V-IPU controllers",
-        file="app/backup_saving.py",
+        file="app/backup_create.py",
         at="create_backup",
         cut="parts |= _copy_vipu_files(data, Path(work))",
         put="",
@@ -53,16 +53,16 @@ VENDOR = (
     Guard(
         law="3",
         what="a restore does not turn back what was ordered of V-IPU controllers",
-        file="app/backup_orders.py",
+        file="app/backup_vipu.py",
         at="restore_vipu_files",
-        cut="place.exists() and is_readable(place) and not of_others",
+        cut="place.exists() and is_readable(place) and not from_other_installation",
         put="False",
         tests=(f"{BACKUP}test_a_list_that_is_there_is_newer_and_stays",),
     ),
     Guard(
         law="7",
         what="a claim does not wait for ever for a block that the vendor does not give",
-        file="drivers/vipu/misses.py",
+        file="drivers/vipu/misplacements.py",
         at="Misplacements.verdict",
         cut="self._steered and len(self._by_block.get(ordered, ())) >= BLOCK_TRIES",
         put="False",
@@ -74,9 +74,9 @@ VENDOR = (
     Guard(
         law="7",
         what="a claim does not wait for ever for a vendor that follows no order",
-        file="drivers/vipu/misses.py",
+        file="drivers/vipu/misplacements.py",
         at="Misplacements.verdict",
-        cut="self.in_a_row >= REJECTED_FROM",
+        cut="self.consecutive >= REJECTED_FROM",
         put="False",
         tests=(
             f"{MISSES}test_a_vendor_that_follows_no_order_breaks_no_more_blocks",
@@ -85,7 +85,7 @@ VENDOR = (
     ),
     Guard(
         law="8",
-        what="what became of an order is answered before its partition shows elsewhere",
+        what="an order's result is reported before its partition is listed elsewhere",
         file="drivers/vipu/driver.py",
         at="VipuDriver.list_partitions",
         cut="frozenset(self._creating)",

@@ -168,7 +168,7 @@ class Copy:
         if "PYTHONDONTWRITEBYTECODE" in os.environ:
             kept["PYTHONPYCACHEPREFIX"] = str(self._folder / "compiled")
         mine = {
-            "MOORINGS_TESTS_PATIENCE": "0.25",  # what is waited for in vain, is waited for often here
+            "MOORINGS_TESTS_PATIENCE": "0.25",  # many waits fail here
             "PYTHONPATH": f"{self.path}:{ROOT}",
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
             "HYPOTHESIS_STORAGE_DIRECTORY": str(self._folder / "hypothesis"),

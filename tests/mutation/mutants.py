@@ -170,17 +170,17 @@ def pick(count: int, seed: int) -> list[Mutant]:
     files = sorted(PACKAGE.rglob("*.py"))
     found = [one for path in files for one in candidates(str(path.relative_to(PACKAGE)), path.read_text("utf-8"))]
     chosen = random.Random(seed).sample(range(len(found)), min(len(found), 2 * count))
-    whole = [Mutant(found[number]) for number in chosen if _sound(found[number])]
+    whole = [Mutant(found[number]) for number in chosen if is_sound(found[number])]
     return sorted(whole[:count], key=lambda mutant: (mutant.change.file, mutant.change.at, mutant.change.cut))
 
 
-def _sound(change: Change) -> bool:
+def is_sound(change: Change) -> bool:
     """Whether it changes the module's syntax tree, to one that Python accepts."""
-    text = (PACKAGE / change.file).read_text("utf-8")
     try:
+        text = (PACKAGE / change.file).read_text("utf-8")
         changed = apply(text, change)
         compile(changed, change.file, "exec")
-    except (ChangeMovedError, SyntaxError):
+    except (ChangeMovedError, SyntaxError, FileNotFoundError):
         return False
     return ast.dump(ast.parse(changed)) != ast.dump(ast.parse(text))
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.mutation import mutants
 from tests.mutation.source import Change, ChangeMovedError, apply, locate
 
 TEXT = '''\
@@ -142,3 +143,8 @@ def test_what_has_moved_is_found(package: Path, change: tuple[str, str, str], fo
 def test_what_may_be_in_several_places_is_refused(package: Path, file: str, at: str, cut: str) -> None:
     with pytest.raises(ChangeMovedError, match="Correct the entry"):
         locate(package, Change(file, at, cut, ""))
+
+
+def test_seeded_mutants_change_todays_source() -> None:
+    lost = [one.change for one in mutants.load() if not mutants.is_sound(one.change)]
+    assert lost == [], "correct these rows of mutants.jsonl: what they cut has moved"

@@ -150,7 +150,7 @@ def _be_tested(arguments: list[str], folder: Path, output: int) -> None:
         os.environ["MUTATION_TOLD"] = str(folder / "failures.json")
         pytest = importlib.import_module("pytest")
         status = int(pytest.main(arguments))
-    except BaseException:  # whatever it was, it is told, and this process must not go on as the other
+    except BaseException:  # whatever it was, it is told, and this process must not continue as the other
         traceback.print_exc()
     finally:
         with contextlib.suppress(Exception):
