@@ -27,24 +27,24 @@ from benchmarks.report import Report
 from benchmarks.surrogates import added_s
 from moorings.client.jobs import job_shape
 from moorings.client.requests import build_body
-from moorings.controller.record import AnyInput, TurnContext
-from moorings.controller.turns import KeyedInput, decide_turn
-from moorings.core.claims import ClaimId
-from moorings.core.devices import PoolName
-from moorings.core.fleet import Fleet
-from moorings.core.hardware import DriverResult, ObservedState, ResultCode
-from moorings.core.inputs import DriverResultReceived
-from moorings.core.instants import SECOND, Timestamp
-from moorings.core.partitions import Partition, PartitionState
-from moorings.core.policy import Policy
-from moorings.core.topology import AnySubset, Pool
+from moorings.controller.turn import KeyedInput, decide_turn
+from moorings.controller.turn_record import AnyInput, TurnContext
+from moorings.core.model.claims import ClaimId
+from moorings.core.model.devices import PoolName
+from moorings.core.model.driver_results import DriverResult, ObservedState, ResultCode
+from moorings.core.model.inputs import DriverResultReceived
+from moorings.core.model.partitions import Partition, PartitionState
+from moorings.core.model.policy import Policy
+from moorings.core.model.timestamps import SECOND, Timestamp
+from moorings.core.model.topology import AnySubset, Pool
+from moorings.core.placement.fleet import Fleet
 from moorings.store.sql import SqlStore
 from moorings.store.sqlite import open_sqlite
 from moorings.wire.shapes import RunRequest
 from moorings.workloads.appliance import BUCKETS, ApplianceJobType, WorkflowPart
 from moorings.workloads.jobs import Accelerators, JobSpec
+from moorings.workloads.run_turn import CreateRun, RunRegistry
 from moorings.workloads.runs import EndReason, EndRecord, RunId, RunPhase, RunState, RunStatus
-from moorings.workloads.turn import CreateRun, RunRegistry
 
 WAITING = 10_000
 SYSTEMS = 16
@@ -135,7 +135,7 @@ class _Queue:
         self.fleet, self.runs = Fleet([pool]), RunRegistry()
         self._chance, self._store = chance, store
         self._now = self._since = Timestamp(1_000_000 * SECOND)
-        self._epoch = store.lead("benchmark", self._now)
+        self._epoch = store.begin_epoch("benchmark", self._now)
         self._created = 0
         self.fill()
 

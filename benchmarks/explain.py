@@ -2,7 +2,7 @@
 
 64 domains of 64 devices. Four labs with three projects each are guaranteed half of the pool, with limits for all and
 for users; what they do not use is lent. ``explain`` is asked of claims all along the queue. A turn is ``decide`` and
-``apply`` for the driver's word that a partition is gone, which frees its block and grants it anew, without its commit
+``apply`` for the driver's word that a partition is gone, which frees its block and grants it again, without its commit
 (``queue_turn`` measures that one, and explain over HTTP).
 """
 
@@ -17,21 +17,21 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from benchmarks.report import Report
-from moorings.controller.record import AnyInput, TurnContext
-from moorings.controller.turns import KeyedInput, decide_turn
-from moorings.core.claims import ClaimId, ClaimSpec, ClaimState
-from moorings.core.devices import PoolName
-from moorings.core.errors import MooringsError
-from moorings.core.explain import explain_wait
-from moorings.core.fleet import Fleet
-from moorings.core.hardware import DriverResult, ObservedState, ResultCode
-from moorings.core.inputs import CreateClaim, DriverResultReceived, ReleaseClaim, SetProject
-from moorings.core.instants import SECOND, Timestamp
-from moorings.core.partitions import Partition, PartitionState
-from moorings.core.policy import Policy
-from moorings.core.projects import Project, ProjectShare
-from moorings.core.topology import Pool, PowerOfTwo
-from moorings.workloads.turn import RunRegistry
+from moorings.controller.turn import KeyedInput, decide_turn
+from moorings.controller.turn_record import AnyInput, TurnContext
+from moorings.core.model.claims import ClaimId, ClaimSpec, ClaimState
+from moorings.core.model.devices import PoolName
+from moorings.core.model.driver_results import DriverResult, ObservedState, ResultCode
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.inputs import CreateClaim, DriverResultReceived, ReleaseClaim, SetProject
+from moorings.core.model.partitions import Partition, PartitionState
+from moorings.core.model.policy import Policy
+from moorings.core.model.projects import Project, ProjectShare
+from moorings.core.model.timestamps import SECOND, Timestamp
+from moorings.core.model.topology import Pool, PowerOfTwo
+from moorings.core.placement.fleet import Fleet
+from moorings.core.scheduling.explain import explain_wait
+from moorings.workloads.run_turn import RunRegistry
 
 WAITING: Final = 10_000
 DOMAINS, DOMAIN_SIZE, MAX_BLOCK = 64, 64, 256
@@ -101,8 +101,8 @@ class _Crowd:
         projects = _projects()
         self._names = [project.name for project in projects]
         self._step(*(SetProject(project, None) for project in projects))
-        while (free := self.fleet.pools[POOL].free).free:
-            size = min(chance.choice(SIZES_HELD), free.largest())
+        while (free := self.fleet.pools[POOL].free).n_free:
+            size = min(chance.choice(SIZES_HELD), free.largest_size())
             self._create([self._spec(size, priority=max(PRIORITIES), preemptible=True)])
             self._settle()
         self._queue_up()

@@ -26,13 +26,13 @@ from sqlalchemy import Table
 from benchmarks.claims_http import start_controller
 from benchmarks.report import Report
 from moorings.app.folders import DEFAULT_POOLS
-from moorings.core.claims import ClaimState
-from moorings.core.events import canonical_json
-from moorings.core.instants import SECOND
+from moorings.core.model.claims import ClaimState
+from moorings.core.model.events import canonical_json
+from moorings.core.model.timestamps import SECOND
 from moorings.ports.store import Epoch, IdempotencyRecord, PageQuery, Seq
 from moorings.store import rows, tables
 from moorings.store.sqlite import open_sqlite
-from moorings.testing.records import NOW, a_claim, a_job, a_run, granted_claims
+from moorings.testing.builders import NOW, a_claim, a_job, a_run, granted_claims
 from moorings.workloads.runs import RunState
 
 EVENTS = int(os.environ.get("MOORINGS_BENCH_EVENTS", "10000000"))
@@ -122,26 +122,26 @@ class _History:
 
         def commit() -> None:
             if not leading:  # not before: the controllers that start lead, too
-                leading.append(store.lead("bench", NOW))
+                leading.append(store.begin_epoch("bench", NOW))
             store.commit(leading[0], granted_claims(next(numbers)))
 
         return {
             "start_ms": self._start,
-            "page_first_ms": lambda: store.events(Seq(0), PAGE),
-            "page_middle_ms": lambda: store.events(at(0.5), PAGE),
-            "page_last_ms": lambda: store.events(at(1 - 2 * PAGE / n_events), PAGE),
-            "name_first_ms": lambda: store.events(Seq(0), PAGE, names=["claim.released"]),
-            "name_middle_ms": lambda: store.events(at(0.5), PAGE, names=["claim.released"]),
-            "name_last_ms": lambda: store.events(at(0.8), PAGE, names=["claim.released"]),
-            "name_rare_ms": lambda: store.events(at(0.4), 1, names=[RARE]),
-            "name_none_ms": lambda: store.events(Seq(0), PAGE, names=["pool.unreachable"]),
-            "noun_middle_ms": lambda: store.events(at(0.5), PAGE, names=["claim.*"]),
-            "claim_events_ms": lambda: store.events(Seq(0), PAGE, claim=claim()),
-            "claim_ms": lambda: store.claim(claim()),
-            "claims_middle_ms": lambda: store.claims(PageQuery(PAGE, page(0.5))),
-            "runs_of_user_ms": lambda: store.runs(PageQuery(PAGE), subject="ann"),
-            "key_ms": lambda: store.keys_used([("ann", _key(chance.randrange(n_claims)))]),
-            "load_ms": store.load,
+            "page_first_ms": lambda: store.list_events(Seq(0), PAGE),
+            "page_middle_ms": lambda: store.list_events(at(0.5), PAGE),
+            "page_last_ms": lambda: store.list_events(at(1 - 2 * PAGE / n_events), PAGE),
+            "name_first_ms": lambda: store.list_events(Seq(0), PAGE, names=["claim.released"]),
+            "name_middle_ms": lambda: store.list_events(at(0.5), PAGE, names=["claim.released"]),
+            "name_last_ms": lambda: store.list_events(at(0.8), PAGE, names=["claim.released"]),
+            "name_rare_ms": lambda: store.list_events(at(0.4), 1, names=[RARE]),
+            "name_none_ms": lambda: store.list_events(Seq(0), PAGE, names=["pool.unreachable"]),
+            "noun_middle_ms": lambda: store.list_events(at(0.5), PAGE, names=["claim.*"]),
+            "claim_events_ms": lambda: store.list_events(Seq(0), PAGE, claim=claim()),
+            "claim_ms": lambda: store.get_claim(claim()),
+            "claims_middle_ms": lambda: store.list_claims(PageQuery(PAGE, page(0.5))),
+            "runs_of_user_ms": lambda: store.list_runs(PageQuery(PAGE), subject="ann"),
+            "key_ms": lambda: store.find_idempotency_records([("ann", _key(chance.randrange(n_claims)))]),
+            "load_ms": store.load_unended,
             "commit_ms": commit,
         }
 

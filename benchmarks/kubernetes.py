@@ -25,8 +25,9 @@ from typing import Any
 import yaml
 
 from benchmarks.report import Report
-from moorings.kubernetes.connection import build_path, connect
-from moorings.kubernetes.kube import CONFIG_MAP, EVENT, IPU_JOB, POD, ROLE, ROLE_BINDING, SERVICE_ACCOUNT
+from moorings.kubernetes.ipujob.types import IPU_JOB
+from moorings.kubernetes.kube.api import CONFIG_MAP, EVENT, POD, ROLE, ROLE_BINDING, SERVICE_ACCOUNT
+from moorings.kubernetes.kube.client import build_path, connect
 from tests.kubernetes.bare_writes import AT_ONCE, Written, write_file
 from tests.kubernetes.cluster import KubernetesCluster, new_folder
 from tests.kubernetes.site import JOBS, Site, ipu_site, template

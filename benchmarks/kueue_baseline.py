@@ -26,17 +26,24 @@ import yaml
 
 from benchmarks.report import Report
 from moorings.app.clock import SystemClock
-from moorings.controller.hardware import DriverManager
+from moorings.controller.driver_manager import DriverManager
 from moorings.controller.loop import CommittedChange, TurnLoop
-from moorings.core.bindings import Binding
-from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState
-from moorings.core.devices import PoolName
-from moorings.core.errors import MooringsError
-from moorings.core.hardware import Capability, DriverResult, ListedPartition, ObservedState, PartitionSpec, ResultCode
-from moorings.core.inputs import CreateClaim, ReleaseClaim, SetProject, YieldClaim
-from moorings.core.policy import Policy
-from moorings.core.projects import Project, ProjectShare
-from moorings.core.topology import AnySubset, Pool
+from moorings.core.model.bindings import Binding
+from moorings.core.model.claims import Claim, ClaimId, ClaimSpec, ClaimState
+from moorings.core.model.devices import PoolName
+from moorings.core.model.driver_results import (
+    Capability,
+    DriverResult,
+    ListedPartition,
+    ObservedState,
+    PartitionSpec,
+    ResultCode,
+)
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.inputs import CreateClaim, ReleaseClaim, SetProject, YieldClaim
+from moorings.core.model.policy import Policy
+from moorings.core.model.projects import Project, ProjectShare
+from moorings.core.model.topology import AnySubset, Pool
 from moorings.store.sqlite import open_sqlite
 
 POOL: Final = PoolName("cluster")
@@ -151,16 +158,16 @@ async def _measure(load: _Load, folder: Path) -> _Measured:
     store, clock = open_sqlite(folder / "moorings.db"), SystemClock()
     n_devices = load.cohorts * load.cohort_devices
     pool = Pool(POOL, "ipu", "simulated", AnySubset(n_devices, max(one.size for one in load.classes)))
-    loop = TurnLoop(store, [pool], POLICY, clock, store.lead("benchmark", clock.now()))
+    loop = TurnLoop(store, [pool], POLICY, clock, store.begin_epoch("benchmark", clock.now()))
     hardware = DriverManager(loop, {POOL: _AtOnce()}, clock, store.installation())
     await loop.load()
     tasks = [asyncio.create_task(each.serve()) for each in (loop, hardware)]
     try:
         for number in range(load.cohorts):
             name = f"cohort-{number}"
-            await loop.post(SetProject(_project(name, load.cohort_devices, limited=True), None))
+            await loop.submit(SetProject(_project(name, load.cohort_devices, limited=True), None))
             for queue in range(load.queues):
-                await loop.post(SetProject(_project(f"{name}/queue-{queue}", load.quota), None))
+                await loop.submit(SetProject(_project(f"{name}/queue-{queue}", load.quota), None))
         gc.collect()
         gc.freeze()  # as the controller does
         users = _Users(loop, load)
@@ -180,7 +187,7 @@ def _project(name: str, devices: int, *, limited: bool = False) -> Project:
 
 
 class _Users:
-    """Those who create the workloads, run them while they hold their devices, and start anew when evicted."""
+    """Those who create the workloads, run them while they hold their devices, and start again when evicted."""
 
     def __init__(self, loop: TurnLoop, load: _Load) -> None:
         self._loop = loop
@@ -198,7 +205,7 @@ class _Users:
         """Create all, wait until the last has ended."""
         load, meters, cpu_s = self._load, self._loop.meters, time.process_time()
         turns, commits = (meters.turns.count, meters.turns.total_s), (meters.commits.count, meters.commits.total_s)
-        self._loop.listen(self._hear)
+        self._loop.subscribe(self._hear)
         self._begun = time.monotonic()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._create_all())
@@ -235,7 +242,7 @@ class _Users:
         self._class[ident], self._due[ident] = one, self._begun + at_s
         spec = ClaimSpec(kind="ipu", size=one.size, gcds=1, project=project, priority=one.priority, preemptible=True)
         name = f"{one.name[0]}{len(self._class)}"
-        self._loop.tell(CreateClaim(id=ident, name=name, owner=f"user/{name}", subject="kueue", spec=spec))
+        self._loop.submit_nowait(CreateClaim(id=ident, name=name, owner=f"user/{name}", subject="kueue", spec=spec))
 
     def _hear(self, change: CommittedChange) -> None:
         for claim in change.claims:
@@ -252,15 +259,15 @@ class _Users:
         elif claim.state is ClaimState.RECLAIMING and ident in self._running:
             self._running.pop(ident).cancel()
             self._evicted[one.name] += 1
-            self._loop.tell(YieldClaim(ident, "evicted"))
-        elif claim.ended:
+            self._loop.submit_nowait(YieldClaim(ident, "evicted"))
+        elif claim.is_ended:
             self._left -= 1
             if not self._left:
                 self._over.set()
 
     def _end(self, ident: ClaimId) -> None:
         del self._running[ident]
-        self._loop.tell(ReleaseClaim(ident, "done"))
+        self._loop.submit_nowait(ReleaseClaim(ident, "done"))
 
 
 class _AtOnce:
@@ -274,7 +281,7 @@ class _AtOnce:
         """All that is asked for."""
         return Capability()
 
-    def adopt(self, held: Sequence[PartitionSpec]) -> None:
+    def register_partitions(self, held: Sequence[PartitionSpec]) -> None:
         """Whatever has our mark is ours."""
 
     async def create(self, order: PartitionSpec) -> DriverResult:

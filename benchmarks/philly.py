@@ -20,10 +20,11 @@ from datetime import datetime
 from pathlib import Path
 
 from benchmarks.report import Report
-from moorings.core.devices import PoolName
-from moorings.core.policy import DAY_S, DEFAULT_POLICY, DefragmentMode, Policy
-from moorings.core.simulate import SimulatedJob, SimulationResult, simulate
-from moorings.core.topology import AnySubset, Pool, PowerOfTwo, Topology
+from moorings.core.forecast.simulation import SimulatedJob, SimulationResult, simulate
+from moorings.core.model.devices import PoolName
+from moorings.core.model.policy import DEFAULT_POLICY, DefragmentMode, Policy
+from moorings.core.model.timestamps import DAY_S
+from moorings.core.model.topology import AnySubset, Pool, PowerOfTwo, Topology
 
 DOMAIN_SIZE = 64
 DOMAINS = (7, 8)

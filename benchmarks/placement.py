@@ -12,8 +12,8 @@ import statistics
 import time
 
 from benchmarks.report import Report
-from moorings.core.placement import BuddyMap
-from moorings.core.topology import Block, PowerOfTwo
+from moorings.core.model.topology import Block, PowerOfTwo
+from moorings.core.placement.free_map import BuddyMap
 
 DOMAINS, DOMAIN_SIZE = 1024, 64
 SIZES = (1, 2, 4, 8, 16, 32, 64)
@@ -25,14 +25,14 @@ def _half_full(chance: random.Random) -> tuple[BuddyMap, list[Block]]:
     """A map as a long life leaves it: filled to nine tenths at random, then released at random to a half."""
     free_map = BuddyMap(PowerOfTwo(DOMAINS, DOMAIN_SIZE, DOMAINS * DOMAIN_SIZE))
     live: list[Block] = []
-    while free_map.free > DOMAINS * DOMAIN_SIZE // 10:
-        block = free_map.find(chance.choice(SIZES))
+    while free_map.n_free > DOMAINS * DOMAIN_SIZE // 10:
+        block = free_map.find_block(chance.choice(SIZES))
         if block is None:
             break
-        free_map.take(block)
+        free_map.allocate(block)
         live.append(block)
     chance.shuffle(live)
-    while free_map.free < DOMAINS * DOMAIN_SIZE // 2:
+    while free_map.n_free < DOMAINS * DOMAIN_SIZE // 2:
         free_map.release(live.pop())
     return free_map, live
 
@@ -48,15 +48,15 @@ def run() -> Report:
         gone, live[victim] = live[victim], live[-1]
         live.pop()
         begun = time.perf_counter_ns()
-        block = free_map.find(size)
+        block = free_map.find_block(size)
         if block is not None:
-            free_map.take(block)
+            free_map.allocate(block)
         free_map.release(gone)
         pairs_us.append((time.perf_counter_ns() - begun) / 1000)
         if block is not None:
             live.append(block)
         begun = time.perf_counter_ns()
-        free_map.count(size)
+        free_map.count_blocks(size)
         counts_us.append((time.perf_counter_ns() - begun) / 1000)
     return Report(
         name="placement",

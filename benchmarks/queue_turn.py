@@ -1,7 +1,7 @@
 """A long queue: 10,000 claims wait for devices that are all busy, and one partition is given back.
 
 Part one, in this process: 64 domains of 64 devices. A turn is ``decide`` and ``apply`` for the driver's word that the
-partition is gone, which frees its block and grants it anew; what the commit of that turn costs is said beside it. The
+partition is gone, which frees its block and grants it again; what the commit of that turn costs is said beside it. The
 bound is one pass over the same queue as sorted tuples, which fits sizes into a number and explains nothing.
 
 Part two, over HTTP: a controller process with 1,024 domains, every one busy, and the same queue, all of it asked for by
@@ -26,20 +26,20 @@ from pathlib import Path
 
 from benchmarks.claims_http import Connection, request, start_controller
 from benchmarks.report import Report
-from moorings.controller.record import AnyInput, TurnContext
-from moorings.controller.turns import KeyedInput, decide_turn
-from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState
-from moorings.core.devices import PoolName
-from moorings.core.fleet import Fleet
-from moorings.core.hardware import DriverResult, ObservedState, ResultCode
-from moorings.core.inputs import CreateClaim, DriverResultReceived, ReleaseClaim
-from moorings.core.instants import SECOND, Timestamp
-from moorings.core.partitions import Partition, PartitionState
-from moorings.core.policy import Policy
-from moorings.core.topology import Pool, PowerOfTwo
+from moorings.controller.turn import KeyedInput, decide_turn
+from moorings.controller.turn_record import AnyInput, TurnContext
+from moorings.core.model.claims import Claim, ClaimId, ClaimSpec, ClaimState
+from moorings.core.model.devices import PoolName
+from moorings.core.model.driver_results import DriverResult, ObservedState, ResultCode
+from moorings.core.model.inputs import CreateClaim, DriverResultReceived, ReleaseClaim
+from moorings.core.model.partitions import Partition, PartitionState
+from moorings.core.model.policy import Policy
+from moorings.core.model.timestamps import SECOND, Timestamp
+from moorings.core.model.topology import Pool, PowerOfTwo
+from moorings.core.placement.fleet import Fleet
 from moorings.store.sql import SqlStore
 from moorings.store.sqlite import open_sqlite
-from moorings.workloads.turn import RunRegistry
+from moorings.workloads.run_turn import RunRegistry
 
 WAITING = 10_000
 DOMAINS, DOMAINS_LARGE, DOMAIN_SIZE, MAX_BLOCK = 64, 1024, 64, 256
@@ -154,14 +154,14 @@ class _Crowd:
         self._store = store
         self._now = Timestamp(1_000_000 * SECOND)
         self._since = self._now
-        self._epoch = store.lead("benchmark", self._now)
+        self._epoch = store.begin_epoch("benchmark", self._now)
         self._runs = RunRegistry()
         self._created = 0
         holders = list(_holders(chance, DOMAINS, SIZES_HELD))
         for start in range(0, len(holders), CREATED_AT_ONCE):
             self.create(holders[start : start + CREATED_AT_ONCE])
             self.settle()
-        assert self.fleet.pools[PoolName("pod")].free.free == 0, "the holders fill the pool"
+        assert self.fleet.pools[PoolName("pod")].free.n_free == 0, "the holders fill the pool"
         self.queue_up(WAITING)
 
     def step(self, *inputs: AnyInput) -> float:

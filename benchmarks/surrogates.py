@@ -14,12 +14,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from moorings.cli.session import CommandContext
 from moorings.client.client import Client
 from moorings.client.jobs import job_shape
 from moorings.client.requests import EventFilter
 from moorings.ports.mirror import Mirror, NoMirror
 from moorings.slurm.surrogate.mirror import find_mirror
+from moorings.terminal.context import CommandContext
 from moorings.wire.shapes import RunRequest
 from moorings.workloads.appliance import ApplianceJobType, WorkflowPart
 from moorings.workloads.jobs import Accelerators, JobSpec
@@ -101,7 +101,7 @@ def _run_s(client: Client, mirror: Mirror, number: int) -> float:
         if batch:
             break
     step = mirror.begin(f"{run.id}-csx1", lambda why: sys.exit(why))
-    ended = client.run(run.id, wait_s=60.0)
+    ended = client.get_run(run.id, wait_s=60.0)
     step.end(ended.state == "SUCCEEDED")
     if ended.state != "SUCCEEDED":
         raise SystemExit(f"{run.id} is {ended.state}: {ended.detail}")

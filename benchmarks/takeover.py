@@ -18,7 +18,7 @@ from pathlib import Path
 import psycopg
 
 from benchmarks.report import Report
-from moorings.store.leading import SILENCE_S
+from moorings.store.leader_lock import SILENCE_S
 from tests.e2e.processes import POOLS, Twin
 from tests.postgresql import PostgresqlServer, find_programs
 from tests.waiting import until
