@@ -278,20 +278,22 @@ def test_no_job_is_lost_when_the_proxy_begins_to_speak_tls(node_cluster: Kuberne
         site.tls = False
         site.start_proxy()
         site.start_operator()
-        # A worker that is not Ready yet keeps the launcher from asking before the proxy is another one.
-        slow = {"readinessProbe": {"exec": {"command": ["cat", "/tmp/go"]}, "periodSeconds": 1}}
-        body = template(image=mpi.name)
-        body["spec"]["containers"][0] |= slow
+        # A worker that has not begun keeps the launcher from asking before the proxy is another one. A readiness probe
+        # does not do: once the launcher has asked the proxy of before.
+        hold = {"name": "hold", "image": mpi.name, "command": ["sh", "-c", "until [ -e /tmp/go ]; do sleep 0.2; done"]}
+        body = template(image=mpi.name, initContainers=[hold])
         site.submit(namespace, "train", launcher={"command": ["true"]}, workers={"template": body})
         before = site.await_pods(namespace, "train", "train-launcher", "train-worker-0")["train-launcher"]
-        node_cluster.wait_pod("train-worker-0", namespace)
         site.kill_proxy()
         site.tls = True
         site.start_proxy()
-        for name in ("train-worker-0",):
-            site.cluster.exec(name, namespace, "touch", "/tmp/go")
-        init = ("-c", "moorings-launcher-init")
-        site.cluster.wait(lambda: "over HTTPS alone" in site.cluster.logs("train-launcher", namespace, *init))
+        let_go = ("exec", "train-worker-0", "-n", namespace, "-c", "hold", "--", "touch", "/tmp/go")
+        site.cluster.wait(lambda: site.cluster.run_kubectl(*let_go).returncode == 0)
+
+        def launcher_log() -> str:
+            return site.cluster.logs("train-launcher", namespace, "-c", "moorings-launcher-init")
+
+        site.cluster.wait(lambda: "over HTTPS alone" in launcher_log(), what=launcher_log)
         assert site.job(namespace, "train")["status"]["status"] != "Failed"
         site.stop_operator()
         site.start_operator()
@@ -300,7 +302,7 @@ def test_no_job_is_lost_when_the_proxy_begins_to_speak_tls(node_cluster: Kuberne
 
         def is_over() -> bool:
             if "train-worker-0" in site.job_pods(namespace, "train"):
-                site.cluster.run_kubectl("exec", "train-worker-0", "-n", namespace, "--", "touch", "/tmp/go")
+                site.cluster.run_kubectl(*let_go)
             return bool(site.job(namespace, "train")["status"]["status"] == "Completed")
 
         site.cluster.wait(is_over, 60, what=lambda: site.log("operator")[-3000:])
