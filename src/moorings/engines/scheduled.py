@@ -59,7 +59,9 @@ class ScheduledEngine(ABC):
     def has_scheduler(self) -> bool:
         return True
 
-    async def ask_to_yield(self, run: RunId, attempt: int, reason: str, by: Timestamp) -> None:
+    async def ask_to_yield(
+        self, run: RunId, attempt: int, reason: str, deadline: Timestamp, *, until_saved: bool = False
+    ) -> None:
         raise rejected_error(f"run {run} yields when {self.scheduler} says so")
 
     async def wait_for_change(self) -> None:

@@ -23,6 +23,8 @@ from moorings.workloads.checkpoints import CheckpointRule, RunCheckpoint
 LOOK_S_MIN, LOOK_S_MAX = 1.0, 5.0  # between two looks: more often while the run is young
 YOUNG_SHARE = 20
 LOOK_SHARE = 20  # a slow folder is looked at for a twentieth of the time
+SAVE_LOOK_S = 0.2  # between two looks while a checkpoint is expected
+SETTLED_S = 1.0  # a saved one counts after this time: other files may belong to it
 LAST_PAUSE_S = 0.2  # between the last two looks, of which an entry without a rule needs both
 LAST_S_MAX = 5.0  # how long the end of a run waits for the last look
 SHOWN_MAX = 16  # checkpoints that are recorded
@@ -50,6 +52,9 @@ class CheckpointWatch:
         self._look = NO_LOOK
         self._saved: CheckpointRecord | None = None
         self._ending = threading.Event()
+        self._woken = threading.Event()
+        self._known: frozenset[RunCheckpoint] | None = None  # the whole ones before the expected one
+        self._saved_since_s: float | None = None
         self._doubted_until: Timestamp | None = None
         self._trusted: frozenset[RunCheckpoint] = frozenset()
         self._thread = threading.Thread(target=self._serve, name="checkpoints", daemon=True)
@@ -71,19 +76,36 @@ class CheckpointWatch:
         self._trusted = frozenset(_identity(each) for each in known if each.is_whole)
         self._doubted_until = _now()
 
+    def expect_save(self) -> None:
+        """The run was told to save: look more often, and note the next whole checkpoint."""
+        if self._known is None:
+            self._known = _whole(self._look)
+            self._woken.set()
+
+    def has_saved(self) -> bool:
+        """Whether it has saved a whole checkpoint since ``expect_save``, and had a moment for what belongs to it."""
+        since_s = self._saved_since_s
+        return since_s is not None and time.monotonic() - since_s >= SETTLED_S
+
     def finish(self) -> None:
         """Look a last time, now that no process is left; returns after a bounded time."""
         self._ending.set()
+        self._woken.set()
         self._thread.join(LAST_S_MAX)
 
     def _serve(self) -> None:
         started_s = time.monotonic()
         pause_s = LOOK_S_MIN
-        while not self._ending.wait(pause_s):
+        while True:
+            if self._woken.wait(pause_s):
+                self._woken.clear()
+            if self._ending.is_set():
+                break
             begun_s = time.monotonic()
             self._look_once(None)
             now_s = time.monotonic()
             usual_s = min(LOOK_S_MAX, max(LOOK_S_MIN, (now_s - started_s) / YOUNG_SHARE))
+            usual_s = usual_s if self._known is None else SAVE_LOOK_S
             pause_s = max(usual_s, (now_s - begun_s) * LOOK_SHARE)
         self._look_once(frozenset())
         time.sleep(LAST_PAUSE_S)
@@ -107,7 +129,12 @@ class CheckpointWatch:
             return
         found = tuple(self._without_doubt(each) for each in look.found)
         self._look = replace(look, found=found)
+        self._note_saved()
         self._save(self._look)
+
+    def _note_saved(self) -> None:
+        if self._known is not None and self._saved_since_s is None and _whole(self._look) - self._known:
+            self._saved_since_s = time.monotonic()
 
     def _without_doubt(self, found: RunCheckpoint) -> RunCheckpoint:
         """The checkpoint; not whole, if its writer may have been killed."""
@@ -134,6 +161,10 @@ def _newest(found: Sequence[RunCheckpoint]) -> tuple[RunCheckpoint, ...]:
     whole = [each for each in found if each.is_whole][:WHOLE_KEPT]
     others = [each for each in found if each not in whole][: SHOWN_MAX - len(whole)]
     return tuple(each for each in found if each in whole or each in others)
+
+
+def _whole(look: CheckpointLook) -> frozenset[RunCheckpoint]:
+    return frozenset(_identity(each) for each in look.found if each.is_whole)
 
 
 def _identity(found: RunCheckpoint) -> RunCheckpoint:

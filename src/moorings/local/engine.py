@@ -198,12 +198,14 @@ class LocalEngine:
         with as_unavailable(f"run {run} could not be cancelled"):
             await asyncio.to_thread(_save_cancel, folder, reason, self._last_known(run))
 
-    async def ask_to_yield(self, run: RunId, attempt: int, reason: str, by: Timestamp) -> None:
+    async def ask_to_yield(
+        self, run: RunId, attempt: int, reason: str, deadline: Timestamp, *, until_saved: bool = False
+    ) -> None:
         folder = LocalRunFolder.find(self._folder, run)
         if folder is None:
             return
-        left_s = max(seconds_between(self._clock.now(), by), YIELD_S_MIN)
-        order = YieldRecord(attempt, reason, time.monotonic() + left_s)
+        left_s = max(seconds_between(self._clock.now(), deadline), YIELD_S_MIN)
+        order = YieldRecord(attempt, reason, time.monotonic() + left_s, until_saved=until_saved)
         with as_unavailable(f"run {run} could not be asked to yield"):
             await asyncio.to_thread(_save_yield, folder, order, self._last_known(run))
 
@@ -575,7 +577,7 @@ def _with_checkpoints(seen: RunStatus, record: CheckpointRecord | None) -> RunSt
 
 
 def _save_yield(folder: LocalRunFolder, order: YieldRecord, memory: LastKnownRun) -> None:
-    """Record a request to yield, keeping the first, and notify the supervisor.
+    """Record a request to yield, keeping the first's deadline unless others need a pause's devices; notify.
 
     Raises:
         OSError, RecordUnreadableError: it could not be recorded.
@@ -588,6 +590,8 @@ def _save_yield(folder: LocalRunFolder, order: YieldRecord, memory: LastKnownRun
         known = folder.read(YieldRecord, order.attempt)
     if known is None:
         folder.save(order)
+    elif known.until_saved and not order.until_saved:
+        folder.save(replace(order, by_s=min(order.by_s, known.by_s)))
     elif time.monotonic() > known.by_s + YIELD_OVERDUE_S:
         _save_cancel(folder, order.reason, memory)
         return

@@ -13,6 +13,8 @@ from enum import StrEnum
 from moorings.core.model.quantities import duration_text
 from moorings.workloads.runs import EndReason
 
+SAVED_POLL_S = 0.2  # between two questions whether a checkpoint was saved
+
 
 class SupervisorAction(StrEnum):
     """The action to take now."""
@@ -49,12 +51,14 @@ class YieldState:
         received_at_s: when the supervisor read it.
         deadline_s: when no process of the run may be left.
         is_warned: the warning was sent.
+        until_saved: TERM is sent as soon as it has saved a checkpoint.
     """
 
     reason: str
     received_at_s: float
     deadline_s: float
     is_warned: bool = False
+    until_saved: bool = False
 
     def term_at_s(self, grace_s: float) -> float:
         """Return when to send TERM: the grace period before the end, with at least half of the time for the warning."""
@@ -73,6 +77,7 @@ class ObservedRun:
         cancel_reason: the reason of a request to stop the run, if any.
         yielding: the request to yield, if any.
         warned: the warning was sent.
+        has_saved: it has saved a whole checkpoint since the warning.
         stopping_since_s: when TERM was sent, or None.
     """
 
@@ -83,6 +88,7 @@ class ObservedRun:
     cancel_reason: str | None = None
     yielding: YieldState | None = None
     warned: bool = False
+    has_saved: bool = False
     stopping_since_s: float | None = None
 
 
@@ -146,7 +152,8 @@ def _decide_yield(now: ObservedRun, asked: YieldState, limits: RunLimits) -> Sup
     if not asked.is_warned:
         return SupervisorDecision(SupervisorAction.WARN)
     stop_at_s = asked.term_at_s(limits.grace_s)
-    if now.elapsed_s >= stop_at_s:
+    if now.elapsed_s >= stop_at_s or (asked.until_saved and now.has_saved):
         return SupervisorDecision(SupervisorAction.STOP, ending=EndReason.YIELDED, detail=asked.reason)
     until_s = stop_at_s if limits.time_limit_s is None else min(stop_at_s, limits.time_limit_s)
-    return SupervisorDecision(SupervisorAction.WAIT, until_s - now.elapsed_s)
+    left_s = until_s - now.elapsed_s
+    return SupervisorDecision(SupervisorAction.WAIT, min(left_s, SAVED_POLL_S) if asked.until_saved else left_s)

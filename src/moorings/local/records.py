@@ -7,10 +7,10 @@ The supervisor survives an upgrade of the controller, hence ``core.model.seriali
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
-from moorings.core.model.serialization import from_plain
+from moorings.core.model.serialization import OMIT_IF_DEFAULT, from_plain
 from moorings.core.model.timestamps import Timestamp
 from moorings.workloads.checkpoints import RunCheckpoint
 from moorings.workloads.runs import EndRecord, RunPhase
@@ -82,11 +82,13 @@ class YieldRecord:
     Attributes:
         reason: why, as a sentence.
         by_s: when no process of it may be left, in seconds of ``time.monotonic``, the same for all processes.
+        until_saved: it is stopped as soon as it has saved a checkpoint.
     """
 
     attempt: int
     reason: str
     by_s: float
+    until_saved: bool = field(default=False, metadata=OMIT_IF_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -246,6 +246,7 @@ class Supervisor:
             cancel_reason=self._cancel,
             yielding=self._asked,
             warned=self._warned,
+            has_saved=self._checkpoints is not None and self._checkpoints.has_saved(),
             stopping_since_s=self._stopping_since_s,
         )
 
@@ -293,12 +294,21 @@ class Supervisor:
             with contextlib.suppress(RecordUnreadableError):
                 cancel = self._folder.read(CancelRecord, self._order.attempt)
                 self._cancel = cancel.reason if cancel is not None else None
-        if self._asked is None and self._folder.yield_file.exists():
+        if (self._asked is None or self._asked.until_saved) and self._folder.yield_file.exists():
             with contextlib.suppress(RecordUnreadableError):
                 order = self._folder.read(YieldRecord, self._order.attempt)
                 if order is not None:
-                    now_s = self._elapsed_s()
-                    self._asked = YieldState(order.reason, now_s, now_s + order.by_s - time.monotonic())
+                    self._asked = self._yield_state(order)
+
+    def _yield_state(self, order: YieldRecord) -> YieldState:
+        """The request to yield as it stands now: others may need the devices of a run that is being paused."""
+        now_s, known = self._elapsed_s(), self._asked
+        deadline_s = now_s + order.by_s - time.monotonic()
+        if known is None:
+            return YieldState(order.reason, now_s, deadline_s, until_saved=order.until_saved)
+        if known.until_saved == order.until_saved:
+            return known
+        return replace(known, reason=order.reason, deadline_s=deadline_s, until_saved=order.until_saved)
 
     def _running_pids(self) -> list[int]:
         """Return process ids of the tasks that we have not reaped, so that their ids are not reused."""
@@ -312,6 +322,8 @@ class Supervisor:
         self._warned = True
         if self._asked is not None:
             self._asked = replace(self._asked, is_warned=True)
+            if self._asked.until_saved and self._checkpoints is not None:
+                self._checkpoints.expect_save()
         table = list_processes()
         for pid in self._running_pids():
             for signum in warn_signals(self._order.job.checkpoint.warn_signal, to_yield=self._asked is not None):

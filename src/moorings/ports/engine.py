@@ -86,11 +86,15 @@ class Engine(Protocol):
         """Stop it: TERM, its grace period, KILL. Returns at once; idempotent; unknown or ended runs are no error."""
         ...
 
-    async def ask_to_yield(self, run: RunId, attempt: int, reason: str, deadline: Timestamp) -> None:
+    async def ask_to_yield(
+        self, run: RunId, attempt: int, reason: str, deadline: Timestamp, *, until_saved: bool = False
+    ) -> None:
         """Make it yield: its contract's warning now, TERM a grace period before ``deadline``, KILL at ``deadline``.
 
-        Returns at once; idempotent, the first ``deadline`` stays. Runs that are unknown, have ended or are at another
-        attempt are no error. Never called for an engine with its own scheduler, which decides about preemption itself.
+        ``until_saved``: TERM as soon as it has saved a whole checkpoint. Returns at once; idempotent, the first
+        ``deadline`` stays, but for an earlier one of a request without ``until_saved`` after one with it. Runs that are
+        unknown, have ended or are at another attempt are no error. Never called for an engine with its own scheduler,
+        which decides about preemption itself.
 
         Raises:
             MooringsError: ``engine.unavailable`` (retryable) or ``engine.rejected`` (it has its own scheduler).

@@ -507,9 +507,11 @@ class FaultyEngine:
     async def cancel(self, run: RunId, reason: str) -> None:
         await self._call(f"cancel {run}", lambda: self._cluster.cancel(run, reason), "cancel_lost")
 
-    async def ask_to_yield(self, run: RunId, attempt: int, reason: str, by: Timestamp) -> None:
+    async def ask_to_yield(
+        self, run: RunId, attempt: int, reason: str, deadline: Timestamp, *, until_saved: bool = False
+    ) -> None:
         await self._call(
-            f"ask {run} to yield", lambda: self._cluster.ask_to_yield(run, attempt, reason, by), "cancel_lost"
+            f"ask {run} to yield", lambda: self._cluster.ask_to_yield(run, attempt, reason, deadline), "cancel_lost"
         )
 
     async def signal(self, run: RunId, signal_name: str) -> None:
