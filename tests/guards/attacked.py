@@ -49,6 +49,15 @@ ATTACKED = (
         tests=(f"{TURNED_BACK}test_one_that_went_back_is_made_ready_and_nothing_is_removed",),
     ),
     Guard(
+        law="3",
+        what="after a database went back a paused run that was resumed since is not started a second time",
+        file="controller/rewind_recovery.py",
+        at="_since",
+        cut="(RunState.WAITING, RunState.PAUSED)",
+        put="(RunState.WAITING,)",
+        tests=(f"{TURNED_BACK}test_a_paused_run_that_was_resumed_since_is_paused_again",),
+    ),
+    Guard(
         law=FENCING,
         what="after a database went back no leader gets an earlier leader's epoch",
         file="controller/rewind_recovery.py",

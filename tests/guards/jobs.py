@@ -431,7 +431,7 @@ JOBS = (
         what="a run that is cancelled keeps its partition until its processes are gone",
         file="workloads/run_turn.py",
         at="RunTurn._cancel",
-        cut="run.state is RunState.WAITING",
+        cut="run.state in (RunState.WAITING, RunState.PAUSED)",
         put="True",
         tests=(f"{RUNS}test_a_run_with_processes_keeps_its_partition_until_they_have_ended",),
     ),

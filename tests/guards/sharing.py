@@ -11,6 +11,7 @@ LOOP = "tests/unit/controller/test_loop.py::"
 HARDWARE = "tests/unit/controller/test_hardware.py::"
 RUNNING = "tests/unit/controller/test_running.py::"
 RUNS = "tests/unit/workloads/test_turn.py::"
+PAUSES = "tests/unit/workloads/test_pause.py::"
 STORE = "tests/contract/test_store_sqlite.py::TestSqliteStore::"
 DRIVER = "tests/contract/test_driver_simulated.py::TestInstantIpus::"
 CONTROLLER = "tests/e2e/test_controller.py::"
@@ -299,7 +300,7 @@ SHARING = (
         what="a run whose claim is refused is not made",
         file="controller/turn.py",
         at="_handle",
-        cut="run_turn.discard_new_run(given.id)",
+        cut="run_turn.rollback()",
         put="",
         tests=(f"{LOOP}test_a_run_whose_claim_is_refused_leaves_nothing",),
     ),
@@ -311,6 +312,33 @@ SHARING = (
         cut='ReleaseClaim(run.claim, f"run {run.id} {ended.state}")',
         put="",
         tests=(f"{RUNS}test_a_run_ends_with_its_record_and_gives_its_partition_back",),
+    ),
+    Guard(
+        law="2",
+        what="a run that is paused gives its claim back",
+        file="workloads/run_turn.py",
+        at="RunTurn._paused",
+        cut='ReleaseClaim(run.claim, f"run {run.id} is paused")',
+        put="",
+        tests=(f"{PAUSES}test_a_run_of_which_nothing_is_there_is_paused",),
+    ),
+    Guard(
+        law="3",
+        what="a run that is being paused keeps its claim until nothing of it runs",
+        file="workloads/run_turn.py",
+        at="RunTurn._pause",
+        cut="run.state is RunState.WAITING",
+        put="True",
+        tests=(f"{PAUSES}test_a_run_that_is_paused_yields_and_keeps_its_claim_until_nothing_of_it_runs",),
+    ),
+    Guard(
+        law="3",
+        what="a paused run is not on the claim that it has released",
+        file="workloads/run_turn.py",
+        at="RunTurn.run_of_claim",
+        cut="run.state is RunState.PAUSED",
+        put="False",
+        tests=(f"{PAUSES}test_what_an_engine_says_of_a_paused_run_changes_nothing",),
     ),
     Guard(
         law="2",

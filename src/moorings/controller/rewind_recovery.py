@@ -26,7 +26,7 @@ from moorings.core.model.events import Event, canonical_json
 from moorings.core.model.partitions import Partition, PartitionEvent, PartitionState
 from moorings.core.model.reasons import Reason
 from moorings.core.model.serialization import from_plain, to_plain
-from moorings.core.model.timestamps import SECOND, Timestamp
+from moorings.core.model.timestamps import SECOND, Timestamp, add_seconds
 from moorings.ports.store import Changes, Epoch, ExpectedVersion, LogPosition, Seq, Store, rewound_error
 from moorings.workloads import runs
 from moorings.workloads.jobs import JobSpec, job_size_bytes, summarize_job
@@ -43,6 +43,7 @@ BLIND_RATE = (
 ATTEMPT_GAP = 1000
 ATTEMPT_EPOCH = Timestamp(1_577_836_800 * SECOND)  # 2020: seconds since then fit into an attempt's column until 2088
 REWIND_EVENT = "database.turned_back"
+PAUSE_AGAIN_S = 150.0  # how long a run that must pause again may take to save: as its contract's default
 _WHY = "it was served after the moment that was restored: its run has started, on a partition that no record knows"
 
 
@@ -247,7 +248,7 @@ def recover(
 
 def _since(run: Run, found: StartedRun) -> bool:
     """Whether it was started since: an earlier attempt has yielded, and says nothing of the one that waits."""
-    if run.state is RunState.WAITING:
+    if run.state in (RunState.WAITING, RunState.PAUSED):
         return found.attempt >= run.attempt
     return run.state in (RunState.STARTING, RunState.RUNNING, RunState.YIELDING) and found.attempt > run.attempt
 
@@ -301,7 +302,9 @@ def plan_recovery(
     learning = _RecordRecovery(claimed, held, learned)
     taken = {within.claim for within in learned.within}
     for run in unended:
-        if run.id in learned.started:
+        if run.id in learned.started and run.state is RunState.PAUSED:
+            learning.pause_again(run, learned.started[run.id])
+        elif run.id in learned.started:
             learning.restart(run, learned.started[run.id])
         elif run.claim in taken and run.state is RunState.STARTING:
             learning.wait(run)
@@ -357,6 +360,17 @@ class _RecordRecovery:
             self._ready(claim)
         else:
             self._served(claim)
+
+    def pause_again(self, run: Run, started: StartedRun) -> None:
+        """It was resumed since, in a claim that no record has: it saves and stops, and can then be resumed."""
+        assert run.pause is not None
+        assert run.claim is not None
+        waiting = runs.apply_resume(replace(run, attempt=started.attempt), run.claim, None, self._now)
+        starting = runs.step(waiting, RunEvent.PARTITION_READY, self._now)
+        pause = replace(run.pause, asked_at=self._now, deadline=add_seconds(self._now, PAUSE_AGAIN_S))
+        pausing = runs.step(runs.begin_pause(starting, pause), RunEvent.YIELD, self._now)
+        self._changes.runs.append((pausing, ExpectedVersion(run.version)))
+        self._record_event("run.pausing", run=run.id, claim=run.claim)
 
     def wait(self, run: Run) -> None:
         """Nothing is left of its start, and another run is on its claim now: it must not start beside that one."""

@@ -123,6 +123,9 @@ class RunManager:
     async def _ask_to_yield(self, engine: Engine, run: Run) -> None:
         claim = self._loop.fleet.claims.get(run.claim) if run.claim is not None else None
         by = claim.asked_until if claim is not None else None
+        if run.pause is not None and by is None:
+            await engine.ask_to_yield(run.id, run.attempt, run.pause.reason, run.pause.deadline, until_saved=True)
+            return
         why = claim.reason.message if claim is not None and claim.reason is not None else "its claim was asked to yield"
         await engine.ask_to_yield(run.id, run.attempt, why, self._clock.now() if by is None else by)
 

@@ -1,4 +1,4 @@
-"""The use cases of runs: start, follow, stop, label, change the priority.
+"""The use cases of runs: start, follow, stop, pause, resume, label, change the priority.
 
 As in ``service``: form and caller are checked before anything is queued, and only the loop writes.
 """
@@ -17,12 +17,13 @@ from moorings.controller.reasons import ReasonService, partition_of
 from moorings.controller.record_follower import RecordFollower
 from moorings.controller.views import RunView
 from moorings.core.model.access import Caller, Role, check_owner_access
-from moorings.core.model.claims import AUTO_SIGNAL, PRIORITY_MAX, ClaimId, digested_warn_signal
+from moorings.core.model.claims import AUTO_SIGNAL, PRIORITY_MAX, CheckpointContract, ClaimId, digested_warn_signal
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.inputs import SetPriority
 from moorings.core.model.reasons import Reason
 from moorings.core.model.serialization import to_plain_without_defaults
-from moorings.ports.clock import Ids
+from moorings.core.model.timestamps import add_seconds
+from moorings.ports.clock import Clock, Ids
 from moorings.ports.engine import Engine
 from moorings.ports.store import ApplianceJobQuery, IdempotencyRecord, PageQuery, Store
 from moorings.workloads.appliance import (
@@ -33,13 +34,14 @@ from moorings.workloads.appliance import (
     check_appliance_priority,
 )
 from moorings.workloads.checkpoints import RunCheckpoint, newest_whole
-from moorings.workloads.jobs import JobSpec, check_job, job_size_bytes
-from moorings.workloads.run_turn import CancelRun, CreateRun, LabelRun
+from moorings.workloads.jobs import JobSpec, check_job, claim_spec_for, job_size_bytes
+from moorings.workloads.run_turn import CancelRun, CreateRun, LabelRun, PauseRun, ResumeRun
 from moorings.workloads.runs import ENDED, Run, RunId, RunState
 
 log = logging.getLogger("moorings.controller")
 
 _PAGE = 200
+_PAUSED = ENDED | {RunState.PAUSED}
 RUNNING_STATES = (RunState.STARTING, RunState.RUNNING, RunState.YIELDING, RunState.STOPPING)
 
 
@@ -47,11 +49,18 @@ class RunService:
     """The use cases of runs."""
 
     def __init__(
-        self, loop: TurnLoop, store: Store, engines: Mapping[str, Engine], ids: Ids, reasons: ReasonService
+        self,
+        loop: TurnLoop,
+        store: Store,
+        engines: Mapping[str, Engine],
+        clock: Clock,
+        ids: Ids,
+        reasons: ReasonService,
     ) -> None:
         self._loop = loop
         self._store = store
         self._engines = engines
+        self._clock = clock
         self._ids = ids
         self._reasons = reasons
         self._follower: RecordFollower[Run] = RecordFollower(lambda run: loop.runs.by_id.get(run.id), store.get_run)
@@ -138,17 +147,12 @@ class RunService:
         if run.job.project != job.project:
             detail = f"run {run.id} is of project {run.job.project}, and the new one of {job.project}"
             raise MooringsError("checkpoint.invalid", detail, hint="name the same project")
-        hint = f"moor get checkpoints {run.id}"
-        if path is None:
-            found = newest_whole(run.checkpoints)
-            if found is None:
-                raise MooringsError("checkpoint.invalid", f"run {run.id} has no whole checkpoint", hint=hint)
-            return found
-        found = next((each for each in run.checkpoints if path in (each.path, each.path.rpartition("/")[2])), None)
+        if path is not None:
+            return _named_checkpoint(run, path)
+        found = newest_whole(run.checkpoints)
         if found is None:
-            raise MooringsError("checkpoint.invalid", f"run {run.id} has no checkpoint {path[:80]!r}", hint=hint)
-        if not found.is_whole:
-            raise MooringsError("checkpoint.invalid", f"{found.path} is not whole: {found.why}", hint=hint)
+            hint = f"moor get checkpoints {run.id}"
+            raise MooringsError("checkpoint.invalid", f"run {run.id} has no whole checkpoint", hint=hint)
         return found
 
     async def _claim_for(self, caller: Caller, engine: str, within: str | None) -> ClaimId | None:
@@ -218,6 +222,9 @@ class RunService:
             raise MooringsError("claim.invalid", f"priority {priority} is out of range")
         if run.is_ended:
             raise MooringsError("run.ended", f"run {run.id} is {run.state}; nothing of it waits")
+        if run.state is RunState.PAUSED:
+            detail = f"run {run.id} is paused, and has no place in the queue"
+            raise MooringsError("run.not_running", detail, hint=f"moor resume {run.id}, then change it")
         if run.claim is None:
             raise MooringsError("run.queued_elsewhere", f"run {run.id} waits in the queue of its engine's scheduler")
         part = run.job.appliance
@@ -314,6 +321,55 @@ class RunService:
             run = changed if isinstance(changed, Run) else await self._find_run(run.id)
         return await self._run_view(await self._follower.wait_for(run, ENDED, wait_s))
 
+    async def pause_run(
+        self, caller: Caller, ident: str, *, save_timeout_s: float | None = None, wait_s: float = 0
+    ) -> RunView:
+        """Ask a run to save a checkpoint and stop until it is resumed; waits up to ``wait_s`` until it is PAUSED.
+
+        Args:
+            caller: who asks.
+            ident: the run.
+            save_timeout_s: how long it may take to save; None: the ``warn_s`` of its checkpoint contract.
+            wait_s: longest wait.
+
+        Raises:
+            MooringsError: ``run.unknown``, ``run.ended``, ``run.not_pausable``, ``owner.denied``.
+        """
+        run = await self._find_run(ident, caller)
+        check_owner_access(caller, f"local/{run.id}", run.subject, "pause a run")
+        if run.is_ended:
+            raise MooringsError("run.ended", f"run {run.id} is {run.state}; there is nothing to pause")
+        claim = self._loop.fleet.claims.get(run.claim) if run.claim is not None else None
+        contract = claim.spec.checkpoint if claim is not None else CheckpointContract()
+        save_s = contract.warn_s if save_timeout_s is None else save_timeout_s
+        deadline = add_seconds(self._clock.now(), save_s + contract.grace_s)
+        changed = await self._loop.submit(PauseRun(run.id, caller.subject, deadline))
+        assert isinstance(changed, Run)
+        return await self._run_view(await self._follower.wait_for(changed, _PAUSED, wait_s))
+
+    async def resume_run(self, caller: Caller, ident: str, *, resume_from: str | None = None) -> RunView:
+        """Let a PAUSED run wait in the queue again.
+
+        Args:
+            caller: who asks.
+            ident: the run.
+            resume_from: the checkpoint to resume from, by path or name; None: the newest whole one.
+
+        Raises:
+            MooringsError: ``run.unknown``, ``run.ended``, ``run.not_paused``, ``owner.denied``, ``checkpoint.invalid``,
+                ``quota.waiting``, ``project.*``.
+        """
+        run = await self._find_run(ident, caller)
+        check_owner_access(caller, f"local/{run.id}", run.subject, "resume a run")
+        chosen = _named_checkpoint(run, resume_from) if resume_from is not None else None
+        job = (await asyncio.to_thread(self._store.get_jobs, [run.id])).get(run.id)
+        if job is None:
+            raise _unknown(run.id)
+        claim = ClaimId(self._ids.new("claim"))
+        resumed = await self._loop.submit(ResumeRun(run.id, claim, claim_spec_for(job), caller.role, chosen))
+        assert isinstance(resumed, Run)
+        return await self._run_view(resumed)
+
     async def _stop_unrecorded(self, run: Run, why: str, error: MooringsError) -> MooringsError:
         """Stop its processes although that cannot be saved, because they may fill the disk; returns the error.
 
@@ -345,7 +401,7 @@ class RunService:
         return self._logs(run, task, follow)
 
     async def _logs(self, run: Run, task: int | None, follow: bool) -> AsyncIterator[bytes]:
-        waiting = (RunState.WAITING, RunState.STARTING)
+        waiting = (RunState.WAITING, RunState.STARTING, RunState.PAUSED)
         while follow and run.state in waiting and run.started_at is None:  # a requeued run has output
             run = await self._follower.next_version(run)
         again = follow and run.attempt > 0 and run.state in waiting
@@ -380,10 +436,27 @@ class RunService:
         reason = wait.reasons[0] if wait is not None else self._loop.runs.wait_reason(run)
         if run.engine not in self._engines and not run.is_ended:
             reason = Reason("engine.unknown", f"its engine {run.engine} is not set up here now; nothing of it is lost")
+        if run.state is RunState.PAUSED and run.pause is not None:
+            reason = Reason("run.paused", f"it was {run.pause.reason}", hint=f"moor resume {run.id}")
         if reason is None and claim is not None:
             reason = self._reasons.driver_delay(claim) or claim.reason
         partition = self._loop.fleet.partitions.get(partition_of(claim)) if claim is not None else None
         return RunView(run, claim, partition, wait.position if wait is not None else None, reason)
+
+
+def _named_checkpoint(run: Run, path: str) -> RunCheckpoint:
+    """The checkpoint of a run with that path or name.
+
+    Raises:
+        MooringsError: ``checkpoint.invalid``: there is none, or it is not whole.
+    """
+    hint = f"moor get checkpoints {run.id}"
+    found = next((each for each in run.checkpoints if path in (each.path, each.path.rpartition("/")[2])), None)
+    if found is None:
+        raise MooringsError("checkpoint.invalid", f"run {run.id} has no checkpoint {path[:80]!r}", hint=hint)
+    if not found.is_whole:
+        raise MooringsError("checkpoint.invalid", f"{found.path} is not whole: {found.why}", hint=hint)
+    return found
 
 
 def _unknown(ident: str) -> MooringsError:

@@ -19,8 +19,8 @@ from moorings.core.model.timestamps import Timestamp
 from moorings.core.placement.fleet import Fleet, FleetChanges
 from moorings.core.scheduling.turn import Reply, Turn
 from moorings.ports.store import Changes, ExpectedVersion, IdempotencyRecord
-from moorings.workloads.run_turn import CancelRun, CreateRun, LabelRun, RunRegistry, RunRejected, RunTurn
-from moorings.workloads.runs import Run, RunStatus
+from moorings.workloads.run_turn import CreateRun, ResumeRun, RunInput, RunRegistry, RunTurn
+from moorings.workloads.runs import Run
 
 AnyReply = Reply | Run
 
@@ -79,7 +79,7 @@ def decide_turn(fleet: Fleet, runs: RunRegistry, inputs: Sequence[KeyedInput], o
 
 
 def _handle(turn: Turn, run_turn: RunTurn, given: AnyInput) -> AnyReply:
-    if not isinstance(given, CreateRun | CancelRun | LabelRun | RunRejected | RunStatus):
+    if not isinstance(given, RunInput):
         return _refusal(turn, run_turn, given) or turn.handle_input(given)
     try:
         demands = run_turn.handle_input(given)
@@ -87,8 +87,8 @@ def _handle(turn: Turn, run_turn: RunTurn, given: AnyInput) -> AnyReply:
         return error
     for demand in demands:
         reply = turn.handle_input(demand)
-        if isinstance(reply, MooringsError) and isinstance(given, CreateRun):
-            run_turn.discard_new_run(given.id)
+        if isinstance(reply, MooringsError) and isinstance(given, CreateRun | ResumeRun):
+            run_turn.rollback()
             return reply
     return run_turn.run(given.id if isinstance(given, CreateRun) else given.run)
 
@@ -112,6 +112,8 @@ def _refusal(turn: Turn, run_turn: RunTurn, given: Input) -> MooringsError | Non
 def _new_claim_id(given: AnyInput) -> ClaimId | None:
     if isinstance(given, CreateClaim):
         return given.id
+    if isinstance(given, ResumeRun):
+        return given.claim
     return given.claim if isinstance(given, CreateRun) and not given.within else None
 
 

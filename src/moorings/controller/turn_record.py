@@ -23,7 +23,7 @@ from moorings.core.model.timestamps import Timestamp
 from moorings.core.model.topology import Block
 from moorings.core.placement.fleet import Fleet, FleetChanges, ReservedBlock
 from moorings.core.placement.plans import SchedulePlan, plan_payload
-from moorings.workloads.run_turn import CancelRun, CreateRun, LabelRun, RunInput, RunRejected
+from moorings.workloads.run_turn import CancelRun, CreateRun, LabelRun, PauseRun, ResumeRun, RunInput, RunRejected
 from moorings.workloads.runs import RunStatus
 
 AnyInput = inputs.Input | RunInput
@@ -52,6 +52,8 @@ INPUTS: Final[dict[str, type[AnyInput]]] = {
     "create_run": CreateRun,
     "cancel_run": CancelRun,
     "label_run": LabelRun,
+    "pause_run": PauseRun,
+    "resume_run": ResumeRun,
     "start_refused": RunRejected,
     "run_seen": RunStatus,
 }

@@ -37,7 +37,7 @@ from moorings.ports.store import EventRow as Numbered
 from moorings.workloads.appliance import ApplianceJobType, WorkflowPart
 from moorings.workloads.checkpoints import RunCheckpoint
 from moorings.workloads.jobs import Accelerators, JobSpec, JobSummary, Resources, summarize_job
-from moorings.workloads.runs import Run, RunId, RunState
+from moorings.workloads.runs import Run, RunId, RunPause, RunState
 
 Value = str | int | None
 RowTuple = tuple[Value, ...]
@@ -276,11 +276,13 @@ def run_row(run: Run, job: JobSpec | None) -> RowTuple:
 
 
 def _checkpoints_text(run: Run) -> str | None:
-    if not run.checkpoints and not run.checkpoint_fault and run.resumed_from is None:
+    if not run.checkpoints and not run.checkpoint_fault and run.resumed_from is None and run.pause is None:
         return None
     given = to_plain(run.resumed_from) if run.resumed_from is not None else None
     found = [to_plain(each) for each in run.checkpoints]
-    return _encode({"found": found, "fault": run.checkpoint_fault, "resumed_from": given})
+    chosen = {"chosen_at": run.chosen_at} if run.chosen_at is not None else {}
+    pause = {"pause": to_plain(run.pause)} if run.pause is not None else {}
+    return _encode({"found": found, "fault": run.checkpoint_fault, "resumed_from": given, **chosen, **pause})
 
 
 def labels_text(labels: Mapping[str, str]) -> str:
@@ -337,6 +339,8 @@ def parse_run(
         checkpoints=tuple(from_plain(RunCheckpoint, each) for each in saved["found"]),
         checkpoint_fault=saved["fault"],
         resumed_from=from_plain(RunCheckpoint, saved["resumed_from"]) if saved["resumed_from"] is not None else None,
+        chosen_at=_instant(saved.get("chosen_at")),
+        pause=from_plain(RunPause, saved["pause"]) if "pause" in saved else None,
     )
 
 

@@ -181,7 +181,7 @@ runs = Table(
     Column("stop_reason", Json, nullable=False),
     Column("detail", Json, nullable=False),
     Column("labels", Json, nullable=False, server_default="{}"),
-    Column("checkpoints", Json),  # and the one it was given; null: none
+    Column("checkpoints", Json),  # and the one it was given, and the pause of its user; null: none
 )
 Index("ix_runs_workflow", runs.c.workflow, runs.c.created_at, runs.c.id)
 Index("ix_runs_created_at", runs.c.created_at, runs.c.id)

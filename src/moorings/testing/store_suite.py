@@ -67,9 +67,10 @@ from moorings.testing.builders import (
 )
 from moorings.testing.store_history import StoreHistoryTests
 from moorings.testing.store_lists import OpenStore
+from moorings.workloads.checkpoints import CheckpointRule, RunCheckpoint
 from moorings.workloads.jobs import Accelerators, JobSpec, Resources, summarize_job
 from moorings.workloads.runs import ENDED as ENDED_RUNS
-from moorings.workloads.runs import Run, RunId, RunState
+from moorings.workloads.runs import Run, RunId, RunPause, RunState
 
 LARGE_TURN = 77  # records of each kind; not a round number, whatever batch size an implementation has
 KILL_AFTER = (1, 4, 9)  # commits of a process before it is killed
@@ -283,6 +284,26 @@ class StoreSuite(StoreHistoryTests):
         store.commit(epoch, Changes(runs=[(ended, ExpectedVersion(2))]))
         assert store.load_unended().runs == ()
         assert store.get_run(run.id) == ended
+
+    def test_a_run_is_paused_and_gets_another_claim(self, store: Store, epoch: Epoch) -> None:
+        run, first, second = a_run(1), a_claim(1), a_claim(2)
+        store.commit(epoch, Changes(claims=[(first, NEW)], runs=[(run, NEW)], jobs=jobs_for(run)))
+        pause = RunPause("ann", NOW, Timestamp(NOW + 60_000_000), 7)
+        paused = replace(run, state=RunState.PAUSED, version=2, attempt=1, pause=pause)
+        store.commit(epoch, Changes(runs=[(paused, ExpectedVersion(1))]))
+        assert store.load_unended().runs == (paused,)
+        chosen = RunCheckpoint("/c/step-7.pt", 7, 9, NOW, True, CheckpointRule.ZIP)
+        resumed = replace(
+            paused,
+            state=RunState.WAITING,
+            version=3,
+            claim=second.id,
+            pause=None,
+            resumed_from=chosen,
+            chosen_at=NOW,
+        )
+        store.commit(epoch, Changes(claims=[(second, NEW)], runs=[(resumed, ExpectedVersion(2))]))
+        assert store.load_unended().runs == (resumed,)
 
     def test_a_run_may_have_no_claim(self, store: Store, epoch: Epoch) -> None:
         run = a_run(1, claim=None, engine="slurm", reference="1234")

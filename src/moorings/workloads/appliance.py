@@ -40,6 +40,7 @@ class AppliancePhase(StrEnum):
 
 _PHASES: Final[Mapping[str, AppliancePhase]] = {  # by the state of the run, whose module may not be imported here
     "WAITING": AppliancePhase.QUEUED,
+    "PAUSED": AppliancePhase.QUEUED,  # one of an appliance's workflow cannot be
     "STARTING": AppliancePhase.SCHEDULED,
     "RUNNING": AppliancePhase.RUNNING,
     "YIELDING": AppliancePhase.RUNNING,

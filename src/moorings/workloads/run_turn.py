@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from moorings.core.model.access import APPLIANCE_OWNER_PREFIX, LOCAL_OWNER_PREFIX, Role
 from moorings.core.model.backlog import Amount, Backlog, BacklogEntry, check_backlog_limits
-from moorings.core.model.claims import Claim, ClaimId, ClaimState
+from moorings.core.model.claims import Claim, ClaimId, ClaimSpec, ClaimState
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.events import Event, canonical_json
 from moorings.core.model.inputs import CheckpointSaved, CreateClaim, ReleaseClaim, YieldClaim
@@ -21,11 +21,22 @@ from moorings.core.model.projects import Projects
 from moorings.core.model.reasons import Reason
 from moorings.core.model.serialization import OMIT_IF_DEFAULT
 from moorings.core.model.timestamps import Timestamp, seconds_between
+from moorings.core.scheduling.turn_requests import max_priority
 from moorings.workloads import runs
 from moorings.workloads.checkpoints import RunCheckpoint, newest_whole, torn_newer
 from moorings.workloads.jobs import JobSpec, JobSummary, claim_spec_for, summarize_job
 from moorings.workloads.labels import apply_label_changes, check_labels
-from moorings.workloads.runs import EndReason, EndRecord, Run, RunEvent, RunId, RunPhase, RunState, RunStatus
+from moorings.workloads.runs import (
+    EndReason,
+    EndRecord,
+    Run,
+    RunEvent,
+    RunId,
+    RunPause,
+    RunPhase,
+    RunState,
+    RunStatus,
+)
 
 COMMAND_EVENT_CHARS_MAX = 2000
 
@@ -67,6 +78,38 @@ class CancelRun:
 
 
 @dataclass(frozen=True, slots=True)
+class PauseRun:
+    """Stop a run until it is resumed: it is warned, saves, ends, and its claim is released.
+
+    Attributes:
+        by: who asks.
+        deadline: when none of its processes may be left.
+    """
+
+    run: RunId
+    by: str
+    deadline: Timestamp
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeRun:
+    """Let a PAUSED run wait again.
+
+    Attributes:
+        claim: id of its next claim.
+        spec: of that claim; it gets the priority that the last one had.
+        role: of the caller.
+        chosen: the checkpoint to resume from; None: the newest whole one.
+    """
+
+    run: RunId
+    claim: ClaimId
+    spec: ClaimSpec
+    role: Role | None = None
+    chosen: RunCheckpoint | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class RunRejected:
     """The engine will never start the run."""
 
@@ -74,14 +117,14 @@ class RunRejected:
     why: str
 
 
-RunInput = CreateRun | CancelRun | LabelRun | RunRejected | RunStatus
+RunInput = CreateRun | CancelRun | LabelRun | PauseRun | ResumeRun | RunRejected | RunStatus
 ClaimInput = CreateClaim | ReleaseClaim | YieldClaim | CheckpointSaved
 
 _RESUMABLE_END_REASONS = (
     EndReason.YIELDED,
     EndReason.CANCELLED,
     EndReason.LOST,
-)  # of a run that was asked to yield: it resumes later
+)  # of a run that was asked to yield, or is being paused: it resumes later
 
 
 class RunRegistry:
@@ -101,6 +144,9 @@ class RunRegistry:
             _count(self.backlog, self.by_id.get(run.id), run)
             if run.job.appliance is not None:
                 self._in_workflow(run, run.job.appliance.workflow)
+            known = self.by_id.get(run.id)
+            if known is not None and known.claim is not None and known.claim != run.claim:  # it was resumed
+                self.by_claim.pop(known.claim, None)
             if run.is_ended:
                 self.by_id.pop(run.id, None)
                 self._reasons.pop(run.id, None)
@@ -166,6 +212,7 @@ class RunTurn:
         self._backlog = Backlog()  # the turn's changes
         self._claim_of = claim_of
         self._claims: dict[ClaimId, RunId] = {}
+        self._rollback: Callable[[], None] = lambda: None
         self.now = now
         self.changed: dict[RunId, tuple[Run, int | None]] = {}
         self.jobs: dict[RunId, JobSpec] = {}  # the whole jobs of new runs
@@ -182,7 +229,8 @@ class RunTurn:
         Raises:
             MooringsError: ``claim.held_by_run``, ``claim.ended``, ``claim.other_shape``: a run cannot be created within
                 that claim; ``owner.denied``: its workflow is another subject's; ``quota.waiting``: too much is pending;
-                ``run.ended``, ``label.invalid``: its labels cannot be changed so.
+                ``run.ended``, ``label.invalid``: its labels cannot be changed so; ``run.not_pausable``,
+                ``run.not_paused``: it cannot be paused, or resumed.
         """
         if isinstance(given, CreateRun):
             return self._create(given)
@@ -190,22 +238,40 @@ class RunTurn:
         run = self.run(ident)
         if isinstance(given, LabelRun):
             return self._label(given, run)
+        if isinstance(given, PauseRun):
+            return self._pause(given, run)
+        if isinstance(given, ResumeRun):
+            return self._resume(given, run)
         if run is None or run.is_ended:
             return []
         if isinstance(given, CancelRun):
             return self._cancel(run, given.why)
+        if run.state is RunState.PAUSED:
+            return []  # about an attempt before
         if isinstance(given, RunRejected):
             return self._end(run, EndRecord(EndReason.NOT_STARTED, 126, detail=given.why))
         return self._apply_status(run, given)
 
-    def discard_new_run(self, ident: RunId) -> None:
-        """Undo the creation of a run whose claim was refused."""
-        run, _ = self.changed.pop(ident)
-        _count(self._backlog, run, None)
-        del self.jobs[ident]
-        if run.claim is not None:
-            self._claims.pop(run.claim, None)
-        self.events = [event for event in self.events if event.run != ident]
+    def rollback(self) -> None:
+        """Take back the last creation or resumption of a run: its claim was refused."""
+        self._rollback()
+
+    def _rollback_to(self, ident: RunId, claim: ClaimId | None) -> Callable[[], None]:
+        before, saved, events = self.run(ident), self.changed.get(ident), len(self.events)
+
+        def rollback() -> None:
+            _count(self._backlog, self.run(ident), before)
+            if saved is not None:
+                self.changed[ident] = saved
+            else:
+                del self.changed[ident]
+            if before is None:
+                del self.jobs[ident]
+            if claim is not None:
+                del self._claims[claim]
+            del self.events[events:]
+
+        return rollback
 
     def apply_claim_changes(self, claims: Iterable[Claim]) -> list[ClaimInput]:
         """Process this turn's changes of runs' claims; returns the requests to core."""
@@ -217,10 +283,12 @@ class RunTurn:
         return demands
 
     def run_of_claim(self, claim: ClaimId) -> Run | None:
-        """The run on that claim, unless it has ended."""
+        """The run that waits for that claim or holds it."""
         ident = self._claims.get(claim) or self._known.by_claim.get(claim)
         run = self.run(ident) if ident is not None else None
-        return run if run is not None and not run.is_ended else None
+        if run is None or run.is_ended or run.state is RunState.PAUSED or run.claim != claim:
+            return None
+        return run
 
     def has_run(self, claim: ClaimId) -> bool:
         """Whether an unended run is on that claim."""
@@ -277,7 +345,8 @@ class RunTurn:
         )
         held = self._check_within(given) if given.within else None
         self._check_workflow(given)
-        self._check_quotas(given)
+        self._check_quotas(given.role, run)
+        self._rollback = self._rollback_to(run.id, given.claim)
         _count(self._backlog, None, run)
         self.changed[run.id] = (run, None)
         self.jobs[run.id] = given.job
@@ -308,15 +377,15 @@ class RunTurn:
         if any(run.subject != given.subject for run in (*self._known.of_workflow(workflow), *made)):
             raise MooringsError("owner.denied", f"workflow {workflow} is somebody else's", hint="begin one of your own")
 
-    def _check_quotas(self, given: CreateRun) -> None:
-        """Check that one more run may be pending, also in another scheduler's queue."""
+    def _check_quotas(self, role: Role | None, run: Run) -> None:
+        """Check that this run may be pending, too, also in another scheduler's queue."""
         known, changed = self._known.backlog, self._backlog
 
         def of_project(name: str) -> Amount:
             return known.for_project(name) + changed.for_project(name)
 
-        waits = known.for_subject(given.subject) + changed.for_subject(given.subject)
-        asked = BacklogEntry(given.role, given.subject, given.job.project, "runs", given.body_bytes)
+        waits = known.for_subject(run.subject) + changed.for_subject(run.subject)
+        asked = BacklogEntry(role, run.subject, run.job.project, "runs", run.job.body_bytes)
         check_backlog_limits(asked, waits, of_project, self._projects(), self._policy)
 
     def _check_within(self, given: CreateRun) -> Claim:
@@ -353,11 +422,83 @@ class RunTurn:
         if run.is_queued:  # only the engine can say whether it has ended, or runs by now
             self._move(run, RunEvent.STOP, "run.stopping", {"why": why}, why)
             return []
-        if run.state is RunState.WAITING:
+        if run.state in (RunState.WAITING, RunState.PAUSED):
             return self._end(run, EndRecord(EndReason.CANCELLED, 143, detail=why))
         if run.state is not RunState.STOPPING:
             self._move(run, RunEvent.STOP, "run.stopping", {"why": why}, why)
         return []
+
+    def _pause(self, given: PauseRun, run: Run | None) -> list[ClaimInput]:
+        if run is None or run.is_ended:
+            raise MooringsError("run.ended", f"run {given.run} has ended; there is nothing to pause")
+        if run.state is RunState.PAUSED or run.pause is not None:
+            return []
+        claim = self._claim_of(run.claim) if run.claim is not None else None
+        self._check_pausable(run, claim)
+        assert claim is not None
+        pause = RunPause(given.by, self.now, given.deadline, claim.spec.priority)
+        pausing = runs.begin_pause(run, pause)
+        if run.state is RunState.WAITING:
+            return self._paused(pausing, pause.reason)
+        if run.state is not RunState.YIELDING:
+            pausing = runs.step(pausing, RunEvent.YIELD, self.now)
+        self._save(pausing, run)
+        self._emit_event("run.pausing", pausing, {"by": pause.by, "until": pause.deadline})
+        return []
+
+    def _check_pausable(self, run: Run, claim: Claim | None) -> None:
+        if run.state is RunState.STOPPING:
+            raise MooringsError("run.not_pausable", f"run {run.id} is being stopped: {run.stop_reason}")
+        if claim is None:
+            detail = f"engine {run.engine} has a scheduler of its own, which decides when run {run.id} stops"
+            raise MooringsError("run.not_pausable", detail, hint="on Slurm: scontrol requeuehold JOB")
+        if run.job.appliance is not None or claim.spec.lease_s is not None:
+            detail = f"run {run.id} ends with the command that started it, which waits for it"
+            raise MooringsError("run.not_pausable", detail, hint=f"moor cancel {run.id}")
+        if run.within:
+            detail = f"run {run.id} is within claim {claim.id}, which is not its own"
+            raise MooringsError("run.not_pausable", detail, hint=f"moor cancel {run.id}, or moor release {claim.id}")
+        if not claim.spec.checkpoint.resumable:
+            detail = f"run {run.id} cannot resume from a checkpoint: its work would be lost"
+            hint = "a job that saves checkpoints says so: 'resumable = true' in [checkpoint] of its job file"
+            raise MooringsError("run.not_pausable", detail, hint=hint)
+
+    def _paused(self, run: Run, why: str, lost: Mapping[str, object] | None = None) -> list[ClaimInput]:
+        """Nothing of a run that is being paused is left: its claim is released."""
+        assert run.claim is not None
+        before = self.run(run.id)
+        assert before is not None
+        paused = runs.apply_pause(run, self.now)
+        self._save(paused, before)
+        self._emit_event("run.paused", paused, {"why": why, "attempt": paused.attempt, **(lost or {})})
+        return [ReleaseClaim(run.claim, f"run {run.id} is paused")]
+
+    def _resume(self, given: ResumeRun, run: Run | None) -> list[ClaimInput]:
+        if run is None or run.is_ended:
+            raise MooringsError("run.ended", f"run {given.run} has ended", hint=f"moor run --resume {given.run}")
+        if run.state is not RunState.PAUSED:
+            what = "is being paused" if run.pause is not None else f"is {run.state}, and not paused"
+            hint = "resume it once it is PAUSED" if run.pause is not None else ""
+            raise MooringsError("run.not_paused", f"run {run.id} {what}", hint=hint)
+        self._check_quotas(given.role, run)
+        assert run.pause is not None
+        most = max_priority(given.role, given.spec.project, self._projects(), self._policy)
+        priority = run.pause.priority if most is None else min(run.pause.priority, most)
+        self._rollback = self._rollback_to(run.id, given.claim)
+        waiting = runs.apply_resume(run, given.claim, given.chosen, self.now)
+        self._claims[given.claim] = run.id
+        self._save(waiting, run)
+        self._emit_event("run.resumed", waiting, {"resume_from": given.chosen.path} if given.chosen else None)
+        return [
+            CreateClaim(
+                id=given.claim,
+                name=f"{run.id}-{run.attempt}",  # the claim before may still be leaving, under its name
+                owner=claim_owner(run.id, run.job),
+                subject=run.subject,
+                spec=replace(given.spec, priority=priority),
+                role=given.role,
+            )
+        ]
 
     def _apply_status(self, run: Run, seen: RunStatus) -> list[ClaimInput]:
         if seen.attempt < run.attempt:
@@ -414,7 +555,7 @@ class RunTurn:
     def _apply_yield(self, run: Run, seen: RunStatus) -> list[ClaimInput]:
         """Process a report of a run that was asked to yield: it resumes later, unless it ended by itself."""
         claim = self._claim_of(run.claim) if run.claim is not None else None
-        asked = claim is not None and claim.state is ClaimState.RECLAIMING
+        asked = run.pause is not None or (claim is not None and claim.state is ClaimState.RECLAIMING)
         if seen.phase is RunPhase.ENDED and seen.end is not None:
             if not asked or seen.end.ending not in _RESUMABLE_END_REASONS:
                 return self._end(run, seen.end)
@@ -427,6 +568,8 @@ class RunTurn:
             why = "nothing of it is left" if run.started_at is not None else "it had not started"
         else:
             return []
+        if run.pause is not None:
+            return self._paused(run, run.pause.reason, _lost_work(run, seen))
         assert claim is not None
         waiting = runs.requeue_yielded(run, self.now)
         self._save(waiting, run)
@@ -460,7 +603,7 @@ class RunTurn:
         self._save(ended, run)
         data = {"state": ended.state, "exit_code": ended.exit_code, "task_codes": list(ended.task_codes)}
         self._emit_event("run.ended", ended, data | ({"why": ended.detail} if ended.detail else {}))
-        if run.claim is None or run.within:
+        if run.claim is None or run.within or run.state is RunState.PAUSED:
             return []
         return [ReleaseClaim(run.claim, f"run {run.id} {ended.state}")]
 

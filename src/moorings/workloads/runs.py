@@ -2,8 +2,9 @@
 
 A run's claim decides when it may start (law 4); the engine's record decides when it has ended (law 3). If its claim is
 asked to yield, the run is stopped, its partition is given back once none of its processes is left, and it waits for its
-next attempt. On an engine with its own scheduler (Slurm) a run has no claim: that scheduler's queue decides when it
-starts, and its agent arranges the partition. This file holds the record, its states, and the reports of engines.
+next attempt. The claim of a run that is paused is released; it gets a new one when it is resumed. On an engine with its
+own scheduler (Slurm) a run has no claim: that scheduler's queue decides when it starts, and its agent arranges the
+partition. This file holds the record, its states, and the reports of engines.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class RunState(StrEnum):
     RUNNING = "RUNNING"  # the engine reports its processes
     YIELDING = "YIELDING"  # its devices are needed elsewhere: it was warned and is being stopped; it still holds them
     STOPPING = "STOPPING"  # it was asked to stop; processes may still run; it still holds the partition
+    PAUSED = "PAUSED"  # its user paused it: no process of it exists, and its claim was released; it can be resumed
     SUCCEEDED = "SUCCEEDED"  # ended: every task exited 0
     FAILED = "FAILED"  # ended: a task failed, it could not be started, or its claim failed
     CANCELLED = "CANCELLED"  # ended: cancelled on request, or because its lease expired
@@ -45,6 +47,8 @@ class RunEvent(StrEnum):
     STARTED = "started"
     YIELD = "yield"  # its claim was asked to yield
     REQUEUE = "requeue"  # nothing of it runs, and it waits again: it yielded, or its engine's scheduler stopped it
+    PAUSE = "pause"  # nothing of it runs, and it does not wait: its user paused it
+    RESUME = "resume"  # its user resumed it, and it waits with a new claim
     STOP = "stop"
     SUCCEED = "succeed"
     FAIL = "fail"
@@ -64,6 +68,7 @@ _RESULTS = {
 NEXT: dict[RunState, dict[RunEvent, RunState]] = {
     RunState.WAITING: {
         RunEvent.PARTITION_READY: RunState.STARTING,
+        RunEvent.PAUSE: RunState.PAUSED,
         RunEvent.STOP: RunState.STOPPING,  # if another scheduler has it, only that can say when it has stopped
         RunEvent.FAIL: RunState.FAILED,  # it could not be served
         RunEvent.CANCEL: RunState.CANCELLED,
@@ -81,8 +86,14 @@ NEXT: dict[RunState, dict[RunEvent, RunState]] = {
         RunEvent.REQUEUE: RunState.WAITING,
         **_RESULTS,
     },
-    RunState.YIELDING: {RunEvent.REQUEUE: RunState.WAITING, RunEvent.STOP: RunState.STOPPING, **_RESULTS},
+    RunState.YIELDING: {
+        RunEvent.REQUEUE: RunState.WAITING,
+        RunEvent.PAUSE: RunState.PAUSED,
+        RunEvent.STOP: RunState.STOPPING,
+        **_RESULTS,
+    },
     RunState.STOPPING: dict(_RESULTS),
+    RunState.PAUSED: {RunEvent.RESUME: RunState.WAITING, RunEvent.CANCEL: RunState.CANCELLED},
     RunState.SUCCEEDED: {},
     RunState.FAILED: {},
     RunState.CANCELLED: {},
@@ -182,21 +193,46 @@ class RunStatus:
     checkpoint_fault: str = field(default="", metadata=OMIT_IF_DEFAULT)
 
 
+@dataclass(frozen=True, slots=True)
+class RunPause:
+    """A pause that a user asked for.
+
+    Attributes:
+        by: who asked.
+        asked_at: when.
+        deadline: when no process of the run may be left, however little it has saved.
+        priority: of the claim that was released, which the next one gets.
+    """
+
+    by: str
+    asked_at: Timestamp
+    deadline: Timestamp
+    priority: int
+
+    @property
+    def reason(self) -> str:
+        """Why the run stops, as a sentence."""
+        return f"paused by {self.by}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """The record of one run.
 
     Attributes:
         job: the part in memory; the whole job is in the database.
-        claim: the claim that it waits for, then holds; None: its engine's scheduler has the claim.
+        claim: the claim that it waits for, then holds (PAUSED: the one it has released); None: its engine's scheduler
+            has the claim.
         within: the claim is not its own (a workflow keeps it between its jobs), and stays after the run's end.
         reference: its id in the engine's scheduler.
         labels: the present ones.
-        attempt: how often it has yielded; the number of its present attempt.
+        attempt: how often it has yielded or was paused; the number of its present attempt.
         started_at: when its first attempt started.
         checkpoints: the newest in its folder as last reported, newest first.
         checkpoint_fault: why that folder cannot be looked at; else empty.
         resumed_from: the checkpoint that its present attempt was given.
+        chosen_at: when its user chose that checkpoint: until it has saved a newer one, its attempts are given that.
+        pause: set while it is being paused, and while it is PAUSED.
     """
 
     id: RunId
@@ -220,6 +256,8 @@ class Run:
     checkpoints: tuple[RunCheckpoint, ...] = ()
     checkpoint_fault: str = ""
     resumed_from: RunCheckpoint | None = None
+    chosen_at: Timestamp | None = None
+    pause: RunPause | None = None
 
     @property
     def is_ended(self) -> bool:
@@ -252,7 +290,7 @@ def step(run: Run, event: RunEvent, now: Timestamp, detail: str = "") -> Run:
     if state is RunState.STOPPING:
         return replace(changed, stop_reason=detail)
     if state in ENDED:
-        return replace(changed, ended_at=now)
+        return replace(changed, ended_at=now, pause=None)
     return changed
 
 
@@ -283,6 +321,23 @@ def requeue_yielded(run: Run, now: Timestamp) -> Run:
     return replace(step(run, RunEvent.REQUEUE, now), attempt=run.attempt + 1)
 
 
+def begin_pause(run: Run, pause: RunPause) -> Run:
+    """The run with a request to pause it: it yields as for others, and then does not wait."""
+    return replace(run, pause=pause, version=run.version + 1)
+
+
+def apply_pause(run: Run, now: Timestamp) -> Run:
+    """The run, PAUSED: nothing of it is left."""
+    attempt = run.attempt if run.state is RunState.WAITING else run.attempt + 1
+    return replace(step(run, RunEvent.PAUSE, now), attempt=attempt)
+
+
+def apply_resume(run: Run, claim: ClaimId, chosen: RunCheckpoint | None, now: Timestamp) -> Run:
+    """The run, waiting with a new claim; ``chosen``: the checkpoint that its user wants, None: the newest whole one."""
+    waiting = replace(step(run, RunEvent.RESUME, now), claim=claim, pause=None)
+    return waiting if chosen is None else replace(waiting, resumed_from=chosen, chosen_at=now)
+
+
 def with_external_id(run: Run, reference: str) -> Run:
     """The run with its id in the engine's scheduler."""
     return replace(run, reference=reference, version=run.version + 1)
@@ -302,8 +357,10 @@ def after_look(run: Run, seen: RunStatus) -> Run:
 
 
 def with_resume_point(run: Run) -> Run:
-    """The run whose next attempt is given the newest whole checkpoint."""
-    return replace(run, resumed_from=newest_whole(run.checkpoints) or run.resumed_from)
+    """The run whose next attempt is given the newest whole checkpoint; of those since its user's choice, if any."""
+    since = run.chosen_at
+    found = (each for each in run.checkpoints if since is None or each.written_at > since)
+    return replace(run, resumed_from=newest_whole(found) or run.resumed_from)
 
 
 def with_labels(run: Run, labels: Mapping[str, str]) -> Run:

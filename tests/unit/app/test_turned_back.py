@@ -27,7 +27,7 @@ from moorings.store.log_position import LogPositionFile
 from moorings.store.sql import SqlStore
 from moorings.store.sqlite import open_sqlite
 from moorings.testing.builders import NEW, a_claim, a_job, a_partition, a_run, jobs_for
-from moorings.workloads.runs import RunId, RunPhase, RunState
+from moorings.workloads.runs import RunId, RunPause, RunPhase, RunState
 from tests.databases import open_new
 
 NOW = Timestamp(1_795_250_000 * SECOND)
@@ -308,6 +308,22 @@ def test_a_run_that_waits_again_has_not_started_for_what_its_last_attempt_left(s
     still, started = sorted(store.load_unended().runs, key=lambda run: run.id)
     assert (still.state, still.attempt) == (RunState.WAITING, 1)
     assert (started.state, started.attempt) == (RunState.RUNNING, 3)
+
+
+def test_a_paused_run_that_was_resumed_since_is_paused_again(store: SqlStore, runs: Path) -> None:
+    """Its new claim is in no record; what it has saved since is not lost."""
+    pause = RunPause("ann", Timestamp(NOW - SECOND), NOW, 0)
+    paused = [a_run(number, state=RunState.PAUSED, attempt=1, started_at=NOW, pause=pause) for number in range(2)]
+    changes = Changes(claims=[(a_claim(number), NEW) for number in range(2)], runs=[(run, NEW) for run in paused])
+    changes.jobs = jobs_for(*paused)
+    store.commit(store.begin_epoch("x", NOW), changes)
+    leave_status(runs, paused[0].id)  # of attempt 0, before it was paused
+    leave_status(runs, paused[1].id, attempt=2)
+    assert [*recover(store, runs, LAST, NOW).started] == [paused[1].id]
+    still, again = sorted(store.load_unended().runs, key=lambda run: run.id)
+    assert still == paused[0]
+    assert (again.state, again.attempt) == (RunState.YIELDING, 2)
+    assert again.pause == RunPause("ann", NOW, add_seconds(NOW, 150.0), 0)
 
 
 def test_numbers_only_rise(store: SqlStore, runs: Path) -> None:

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from enum import StrEnum
+from itertools import zip_longest
 from types import NoneType, UnionType
 from typing import Final, NewType, Union, get_args, get_origin, get_type_hints
 
@@ -60,8 +61,8 @@ from moorings.core.placement.fleet import FleetChanges
 from moorings.ports.store import Epoch, Seq
 from moorings.workloads.appliance import APPLIANCE_KIND, ApplianceJobType, WorkflowPart
 from moorings.workloads.checkpoints import CheckpointRule, RunCheckpoint
-from moorings.workloads.jobs import Accelerators, JobSpec, Resources
-from moorings.workloads.run_turn import CancelRun, CreateRun, LabelRun, RunRejected
+from moorings.workloads.jobs import Accelerators, JobSpec, Resources, claim_spec_for
+from moorings.workloads.run_turn import CancelRun, CreateRun, LabelRun, PauseRun, ResumeRun, RunRejected
 from moorings.workloads.runs import EndReason, EndRecord, RunId, RunPhase, RunStatus
 from tests.unit.controller.recording import HOUR_S, RELEASED, Story, line_of
 
@@ -132,6 +133,7 @@ class Everything(Story):
         self._runs_here()
         self._runs_elsewhere()
         self._lent()
+        self._paused()
         self._moved()
         self._reload()
         self._turned_back()
@@ -343,6 +345,36 @@ class Everything(Story):
         self._turn(CancelRun(borrows.id, "enough"))
         self._turn(RunStatus(borrows.id, RunPhase.ENDED, None, EndRecord(EndReason.CANCELLED, 143), attempt=1))
         self._turn(ReleaseClaim(lent.id, "over"))
+        self._settle()
+
+    def _paused(self) -> None:
+        """Runs that their users pause and resume, with a checkpoint of their choice and without."""
+        until = add_seconds(self._now, 60.0)
+        works, waits, never = (self._run(name) for name in ("works", "waits", "never"))
+        self._turn(works)
+        self._settle()
+        saved = replace(CHECKPOINT, is_whole=True, why="")
+        self._turn(RunStatus(works.id, RunPhase.RUNNING, self._now, checkpoints=(saved,)))
+        self._turn(waits, PauseRun(waits.id, "ann", until), PauseRun(works.id, "ann", until))
+        self._turn(PauseRun(never.id, "ann", until))  # refused, and in the log
+        stopped = EndRecord(EndReason.YIELDED, 143, (143,))
+        self._turn(RunStatus(works.id, RunPhase.ENDED, None, stopped))
+        self._settle()
+        spec = claim_spec_for(works.job)
+        whole = replace(claim_spec_for(self._whole_run("whole", works.claim or ClaimId("")).job), replicas_per_gcd=2)
+        refused = [  # of a run that is not paused, and in the log
+            ResumeRun(never.id, ClaimId("claim-none"), replace(whole, queue=mode), role, replace(saved, rule=rule))
+            for mode, role, rule in zip_longest(QueueMode, Role, CheckpointRule, fillvalue=None)
+            for mode, role, rule in [(mode or QueueMode.NEVER, role, rule or CheckpointRule.ZIP)]
+        ]
+        self._turn(
+            ResumeRun(works.id, ClaimId("claim-works-again"), spec, Role.ADMIN, replace(saved, why="?")),
+            ResumeRun(waits.id, ClaimId("claim-waits-again"), spec),
+            *refused,
+        )
+        self._settle()
+        done = EndRecord(EndReason.EXITED, 0, (0,))
+        self._turn(*(RunStatus(run.id, RunPhase.ENDED, None, done, attempt=1) for run in (works, waits)))
         self._settle()
 
     def _moved(self) -> None:

@@ -18,7 +18,7 @@ from moorings.controller.run_manager import (
     RunManager,
 )
 from moorings.core.model.bindings import NO_BINDING
-from moorings.core.model.claims import ClaimId, ClaimSpec, ClaimState
+from moorings.core.model.claims import CheckpointContract, ClaimId, ClaimSpec, ClaimState
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.inputs import CreateClaim, ReleaseClaim, ResetPartition, SetProject
 from moorings.core.model.partitions import PartitionState
@@ -33,12 +33,13 @@ from moorings.local.run_folder import LocalRunFolder
 from moorings.ports.engine import RunSubmission
 from moorings.testing.builders import a_job, a_run
 from moorings.workloads.jobs import Accelerators, JobSpec
-from moorings.workloads.run_turn import CancelRun, CreateRun
+from moorings.workloads.run_turn import CancelRun, CreateRun, PauseRun
 from moorings.workloads.runs import EndReason, EndRecord, Run, RunId, RunPhase, RunState, RunStatus
 from tests.unit.controller.stepping import POOL, Stepper
 
 RUN = RunId("run-1")
 LABS = ClaimId("claim-lab")
+SAVES = CheckpointContract(resumable=True)
 
 
 class HeldEngine(LocalEngine):
@@ -53,6 +54,7 @@ class HeldEngine(LocalEngine):
     def hold(self) -> None:
         self.asked, self.go_on = asyncio.Event(), asyncio.Event()
         self.to_yield: list[tuple[int, str, Timestamp]] = []
+        self.until_saved: list[bool] = []
         self.submitted: list[RunId] = []
 
     async def submit(self, order: RunSubmission) -> str:
@@ -61,8 +63,11 @@ class HeldEngine(LocalEngine):
         await self.go_on.wait()
         raise MooringsError("engine.unavailable", "the connection was cut", retryable=True)
 
-    async def ask_to_yield(self, run: RunId, attempt: int, reason: str, by: Timestamp) -> None:
-        self.to_yield.append((attempt, reason, by))
+    async def ask_to_yield(
+        self, run: RunId, attempt: int, reason: str, deadline: Timestamp, *, until_saved: bool = False
+    ) -> None:
+        self.to_yield.append((attempt, reason, deadline))
+        self.until_saved.append(until_saved)
 
     async def observe(self, runs: Sequence[RunId]) -> Sequence[RunStatus]:
         seen = await super().observe(runs)
@@ -95,7 +100,9 @@ class Rig(Stepper):
         self.engine.hold()
         await self.engine.fence_below(self.loop.epoch)
         self.running._fenced["local"].set()
-        job = JobSpec(name="digits", command=("true",), workdir="/", accelerators=Accelerators(size=4))
+        job = JobSpec(
+            name="digits", command=("true",), workdir="/", accelerators=Accelerators(size=4), checkpoint=SAVES
+        )
         claim = within or a_run(1).claim
         inside = within is not None
         self.loop.submit_nowait(CreateRun(id=RUN, claim=claim, job=job, engine="local", subject="ann", within=inside))
@@ -109,7 +116,9 @@ class Rig(Stepper):
         await self.engine.fence_below(self.loop.epoch)
         self.running._fenced["local"].set()
         wanted = Accelerators(size=4)
-        job = JobSpec(name="digits", command=("true",), workdir="/", accelerators=wanted, preemptible=True)
+        job = JobSpec(
+            name="digits", command=("true",), workdir="/", accelerators=wanted, preemptible=True, checkpoint=SAVES
+        )
         self.loop.submit_nowait(CreateRun(id=RUN, claim=a_run(1).claim, job=job, engine="local", subject="ann"))
         await self.settle()
         await self.engine.asked.wait()
@@ -307,6 +316,30 @@ async def test_the_engine_is_told_until_when_to_make_room_and_why(rig: Rig) -> N
     assert attempt == 0
     assert "lab" in why
     assert 0 <= by - until < 1_000, "microseconds: settling takes some"
+
+
+async def test_a_run_that_is_paused_is_stopped_once_it_has_saved_and_by_others_need_in_their_time(rig: Rig) -> None:
+    await rig.lend_and_take_back()
+    rig.engine.go_on.set()  # the answer to its submission was lost
+    rig.loop.submit_nowait(PauseRun(RUN, "ann", add_seconds(rig.clock.now(), 3600.0)))
+    await rig.until(lambda: rig.clock.sleepers > 0)
+    rig.clock.forward(RETRY_S_MAX)
+    await rig.until(lambda: bool(rig.engine.to_yield))
+    ((_, why, until),) = rig.engine.to_yield
+    assert ("lab" in why, rig.engine.until_saved) == (True, [False])
+    assert until < add_seconds(rig.clock.now(), 61.0)
+
+
+async def test_the_engine_is_told_of_a_pause(rig: Rig) -> None:
+    await rig.start()
+    rig.engine.go_on.set()
+    until = add_seconds(rig.clock.now(), 3600.0)
+    rig.loop.submit_nowait(PauseRun(RUN, "ann", until))
+    await rig.settle()
+    await rig.until(lambda: rig.clock.sleepers > 0)
+    rig.clock.forward(RETRY_S_MAX)
+    await rig.until(lambda: bool(rig.engine.to_yield))
+    assert (rig.engine.to_yield, rig.engine.until_saved) == ([(0, "paused by ann", until)], [True])
 
 
 async def test_the_end_of_an_earlier_attempt_is_not_the_run_s(rig: Rig) -> None:

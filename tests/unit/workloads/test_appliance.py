@@ -108,7 +108,7 @@ def test_every_state_has_a_phase_and_only_ended_ones_have_an_end() -> None:
     ends = {AppliancePhase.SUCCEEDED, AppliancePhase.FAILED, AppliancePhase.CANCELLED}
     assert {state for state in RunState if appliance_phase(state, scheduled=True) in ends} == set(ENDED)
     assert {appliance_phase(state, scheduled=False) for state in RunState} == set(AppliancePhase)
-    assert appliance_phase("PAUSED", scheduled=True) == "PAUSED", "of a newer controller"
+    assert appliance_phase("FROZEN", scheduled=True) == "FROZEN", "of a newer controller"
 
 
 def test_who_asks_for_systems_past_the_appliance_stands_in_its_order() -> None:

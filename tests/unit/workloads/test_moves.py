@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import ModuleType
 
 import pytest
 
 from moorings.core.model import claims, devices, partitions
-from moorings.core.model.claims import CheckpointContract, Claim, ClaimState, PartitionId
+from moorings.core.model.claims import CheckpointContract, Claim, ClaimId, ClaimState, PartitionId
 from moorings.core.model.devices import Device, DeviceState
 from moorings.core.model.driver_results import ObservedState, ResultCode
 from moorings.core.model.inputs import (
@@ -24,8 +25,8 @@ from moorings.core.model.inputs import (
 from moorings.core.model.timestamps import SECOND, Timestamp
 from moorings.testing.builders import NOW, a_claim, a_run
 from moorings.workloads import runs
-from moorings.workloads.run_turn import CancelRun, RunRegistry, RunTurn
-from moorings.workloads.runs import EndReason, EndRecord, RunPhase, RunState, RunStatus
+from moorings.workloads.run_turn import CancelRun, PauseRun, ResumeRun, RunRegistry, RunTurn
+from moorings.workloads.runs import EndReason, EndRecord, RunPause, RunPhase, RunState, RunStatus
 from tests.unit.core.worlds import POD, World
 
 MACHINES: Sequence[ModuleType] = (claims, partitions, devices, runs)
@@ -186,6 +187,17 @@ def _runs() -> None:
         for claim_state in ClaimState:
             held = a_claim(state=claim_state)
             RunTurn(RunRegistry([a_run(state=state)]), {held.id: held}.get, later).apply_claim_changes([held])
+    saves = a_claim(spec=replace(a_claim().spec, checkpoint=CheckpointContract(resumable=True)))
+    pause = PauseRun(run.id, "ann", later)
+    for state in (RunState.WAITING, RunState.RUNNING):
+        turn = RunTurn(RunRegistry([a_run(state=state)]), {saves.id: saves}.get, later)
+        turn.handle_input(pause)
+        turn.handle_input(endings[0])
+    resume = ResumeRun(run.id, ClaimId("claim-next"), saves.spec)
+    paused = a_run(state=RunState.PAUSED, pause=RunPause("ann", NOW, later, 0))
+    RunTurn(RunRegistry([paused]), lambda _: None, later).handle_input(resume)
+    waits = a_run(state=RunState.YIELDING, pause=paused.pause)
+    RunTurn(RunRegistry([waits]), {saves.id: saves}.get, later).handle_input(RunStatus(run.id, RunPhase.ABSENT))
     asked = a_claim(state=ClaimState.RECLAIMING)
     turn = RunTurn(RunRegistry([a_run(state=RunState.YIELDING)]), {asked.id: asked}.get, later)
     turn.handle_input(RunStatus(run.id, RunPhase.ABSENT))

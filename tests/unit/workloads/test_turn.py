@@ -107,7 +107,7 @@ def test_the_event_log_does_not_carry_a_command_of_any_length():
 def test_a_run_whose_claim_is_refused_was_never_there():
     now = turn()
     now.handle_input(CREATE)
-    now.discard_new_run(CREATE.id)
+    now.rollback()
     assert now.run(CREATE.id) is None
     assert (now.changed, now.events) == ({}, [])
     now.apply_claim_changes([claim(ClaimState.READY, id=CREATE.claim)])
@@ -116,9 +116,9 @@ def test_a_run_whose_claim_is_refused_was_never_there():
 
 def test_forgetting_one_run_leaves_the_others():
     now = turn()
-    now.handle_input(CREATE)
     now.handle_input(CreateRun(id=RunId("run-2"), claim=ClaimId("claim-2"), job=JOB, engine="local", subject="bob"))
-    now.discard_new_run(CREATE.id)
+    now.handle_input(CREATE)
+    now.rollback()
     assert [event.run for event in now.events] == ["run-2"]
     assert set(now.changed) == {"run-2"}
 
@@ -152,7 +152,7 @@ def test_the_jobs_of_what_waits_have_only_so_many_bytes():
         now.handle_input(a_demand(0, 41))
     now.handle_input(CancelRun(RUN, "over"))
     now.handle_input(a_demand(0, 100))
-    now.discard_new_run(RunId("run-new-0"))
+    now.rollback()
     now.handle_input(a_demand(1, 100))
 
 
@@ -171,7 +171,7 @@ def test_a_run_is_kept_without_its_job():
     now.handle_input(CREATE)
     assert now.jobs == {CREATE.id: JOB}
     assert the_run(now, CREATE.id).job == summarize_job(JOB)
-    now.discard_new_run(CREATE.id)
+    now.rollback()
     assert now.jobs == {}
 
 
