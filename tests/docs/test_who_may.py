@@ -108,6 +108,8 @@ def body_of(operation: Operation[Any]) -> Any:
         "what_if": {"policy": "reserve = false"},
         "drain_device": {"reason": "a test"},
         "tell_queue": {"queue": "slurm/alpha"},
+        "pause_run": {},
+        "resume_run": {},
         "label_run": {"labels": {"a": "b"}},
         "prioritise_run": {"priority": -200},
         "rotate_key": {},

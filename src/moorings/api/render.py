@@ -53,6 +53,7 @@ from moorings.wire.shapes import (
     GcdBody,
     KeyBody,
     PartitionBody,
+    PauseBody,
     PoolBody,
     ProjectBody,
     QueueBody,
@@ -64,7 +65,7 @@ from moorings.wire.shapes import (
     TopologyShape,
 )
 from moorings.workloads.checkpoints import RunCheckpoint
-from moorings.workloads.runs import RunId
+from moorings.workloads.runs import RunId, RunPause
 
 HIDDEN = "(hidden)"
 
@@ -402,13 +403,24 @@ def run_body(view: RunView, caller: Caller) -> RunBody:
         detail=run.detail,
         notes=view.notes or None,
         labels=run.labels,
-        priority=view.claim.spec.priority if view.claim else run.job.priority,
+        priority=_priority(view),
         scheduled_at=_time(view.claim.granted_at) if view.claim else None,
         devices=str(partition.block) if partition else "",
         checkpoints=tuple(checkpoint_body(run.id, each) for each in run.checkpoints) or None,
         checkpoint_fault=run.checkpoint_fault or None,
         resumed_from=checkpoint_body(run.id, run.resumed_from) if run.resumed_from is not None else None,
+        pause=_pause_body(run.pause) if run.pause is not None else None,
     )
+
+
+def _priority(view: RunView) -> int:
+    if view.run.pause is not None:
+        return view.run.pause.priority
+    return view.claim.spec.priority if view.claim else view.run.job.priority
+
+
+def _pause_body(pause: RunPause) -> PauseBody:
+    return PauseBody(by=pause.by, asked_at=format_time(pause.asked_at), deadline=format_time(pause.deadline))
 
 
 def checkpoint_body(run: RunId, found: RunCheckpoint) -> CheckpointBody:

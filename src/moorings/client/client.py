@@ -44,6 +44,7 @@ from moorings.wire.shapes import (
     LabelsRequest,
     PartitionBody,
     PartitionRequest,
+    PauseRequest,
     PoolBody,
     PriorityRequest,
     ProjectBody,
@@ -51,6 +52,7 @@ from moorings.wire.shapes import (
     QueueBody,
     QueueRequest,
     QuotaBody,
+    ResumeRequest,
     RotateRequest,
     RunBody,
     RunRequest,
@@ -318,6 +320,14 @@ class Client:
     def cancel_run(self, ident: str, *, wait_s: float = 0.0) -> RunBody:
         """Cancel a run: TERM, its grace period, KILL."""
         return self._call(operations.CANCEL_RUN, ident, wait_s=wait_s)
+
+    def pause_run(self, ident: str, request: PauseRequest = PauseRequest(), *, wait_s: float = 0.0) -> RunBody:  # noqa: B008 - a value
+        """Pause a run: it saves a checkpoint and stops, and its devices are free."""
+        return self._call(operations.PAUSE_RUN, ident, body=request, wait_s=wait_s)
+
+    def resume_run(self, ident: str, request: ResumeRequest = ResumeRequest()) -> RunBody:  # noqa: B008 - a value
+        """Let a paused run wait in the queue again."""
+        return self._call(operations.RESUME_RUN, ident, body=request)
 
     def logs(self, ident: str, *, task: int | None = None, follow: bool = False) -> Iterator[bytes]:
         """The output of a run from its beginning, as it comes; with ``follow`` until the run ends.

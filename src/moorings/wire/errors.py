@@ -154,6 +154,8 @@ ERRORS: dict[str, ErrorKind] = {
     "room.too_costly": ErrorKind(409, ExitCode.CONFLICT, "moving would lose more work than was allowed"),
     "run.archived": ErrorKind(410, ExitCode.CONFLICT, "the key's run has ended and is archived"),
     "run.ended": ErrorKind(409, ExitCode.CONFLICT, "the run has ended"),
+    "run.not_pausable": ErrorKind(409, ExitCode.CONFLICT, "the run cannot be paused"),
+    "run.not_paused": ErrorKind(409, ExitCode.CONFLICT, "the run is not paused"),
     "run.not_running": ErrorKind(409, ExitCode.CONFLICT, "the run has no processes"),
     "run.queued_elsewhere": ErrorKind(409, ExitCode.CONFLICT, "another scheduler has the run in its queue"),
     "run.unknown": ErrorKind(404, ExitCode.NOT_FOUND, "there is no such run"),

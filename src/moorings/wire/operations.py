@@ -31,6 +31,7 @@ from moorings.wire.shapes import (
     LabelsRequest,
     PartitionBody,
     PartitionRequest,
+    PauseRequest,
     PoolBody,
     PriorityRequest,
     ProjectBody,
@@ -38,6 +39,7 @@ from moorings.wire.shapes import (
     QueueBody,
     QueueRequest,
     QuotaBody,
+    ResumeRequest,
     RotateRequest,
     RunBody,
     RunRequest,
@@ -273,6 +275,26 @@ GET_RUN = Operation("get_run", "GET", "/v1/runs/{id}", object_response("Run", Ru
 LIST_RUNS = Operation("list_runs", "GET", "/v1/runs", list_response("Run", RunBody), READERS, "page.invalid")
 CANCEL_RUN = Operation(
     "cancel_run", "POST", "/v1/runs/{id}/cancel", object_response("Run", RunBody), STARTERS, "run.unknown owner.denied"
+)
+PAUSE_RUN = Operation(
+    "pause_run",
+    "POST",
+    "/v1/runs/{id}/pause",
+    object_response("Run", RunBody),
+    STARTERS,
+    "run.unknown run.ended run.not_pausable owner.denied",
+    body=PauseRequest,
+)
+RESUME_RUN = Operation(
+    "resume_run",
+    "POST",
+    "/v1/runs/{id}/resume",
+    object_response("Run", RunBody),
+    STARTERS,
+    "run.unknown run.ended run.not_paused checkpoint.invalid owner.denied project.unknown project.not_member "
+    "project.limit claim.too_large quota.waiting",
+    body=ResumeRequest,
+    is_repeatable=False,
 )
 LABEL_RUN = Operation(
     "label_run",
@@ -576,6 +598,8 @@ OPERATIONS: tuple[Operation[Any], ...] = (
     GET_RUN,
     LIST_RUNS,
     CANCEL_RUN,
+    PAUSE_RUN,
+    RESUME_RUN,
     LABEL_RUN,
     PRIORITISE_RUN,
     GET_LOGS,

@@ -130,6 +130,20 @@ class LabelsRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PauseRequest:
+    """``POST /v1/runs/{id}/pause``: how many seconds the run may take to save a checkpoint; else its ``warnS``."""
+
+    save_timeout_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeRequest:
+    """``POST /v1/runs/{id}/resume``: the checkpoint to resume from, by path or name; else the newest whole one."""
+
+    resume_from: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PriorityRequest:
     """``POST /v1/runs/{id}/priority``: higher is first; of an appliance's jobs it is less than 0 (-299 is P2)."""
 
@@ -444,6 +458,15 @@ class CheckpointBody:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PauseBody:
+    """The pause of a run: who asked for it, and when. At ``deadline`` it is stopped, whatever it has saved."""
+
+    by: str
+    asked_at: str
+    deadline: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunBody:
     """A run. ``reason`` says why it waits; ``partition`` is its partition's name while it has one.
 
@@ -478,6 +501,7 @@ class RunBody:
     checkpoints: tuple[CheckpointBody, ...] | None = None
     checkpoint_fault: str | None = None
     resumed_from: CheckpointBody | None = None
+    pause: PauseBody | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

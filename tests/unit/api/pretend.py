@@ -42,7 +42,7 @@ from moorings.ports.store import AccessKey, ApplianceJobQuery, EventRow, PageQue
 from moorings.workloads.jobs import JobSpec, summarize_job
 from moorings.workloads.labels import apply_label_changes
 from moorings.workloads.run_turn import RunRegistry
-from moorings.workloads.runs import Run, RunId, RunState
+from moorings.workloads.runs import Run, RunId, RunPause, RunState
 
 START = Timestamp(1_700_000_000_000_000)
 ADMIN, USER = "moor_admin_secret", "moor_ann_secret"
@@ -444,6 +444,21 @@ class PretendRuns:
         self.by_id[ident] = replace(
             view.run, state=RunState.CANCELLED, ended_at=START, exit_code=143, task_codes=(143, None)
         )
+        return self._view(ident)
+
+    async def pause_run(
+        self, caller: Caller, ident: str, *, save_timeout_s: float | None = None, wait_s: float = 0
+    ) -> RunView:
+        view = await self.get_run(ident)
+        self._whole.seen.append(("pause", ident, save_timeout_s, wait_s))
+        pause = RunPause(caller.subject, START, START, 0)
+        self.by_id[ident] = replace(view.run, state=RunState.PAUSED, attempt=1, pause=pause)
+        return self._view(ident)
+
+    async def resume_run(self, caller: Caller, ident: str, *, resume_from: str | None = None) -> RunView:
+        view = await self.get_run(ident)
+        self._whole.seen.append(("resume", ident, resume_from))
+        self.by_id[ident] = replace(view.run, state=RunState.WAITING, pause=None)
         return self._view(ident)
 
     async def logs(self, caller: Caller, ident: str, *, task: int | None, follow: bool) -> AsyncIterator[bytes]:

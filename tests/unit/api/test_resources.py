@@ -134,6 +134,18 @@ async def test_a_run_is_listed_cancelled_and_shown(api: httpx2.AsyncClient) -> N
     assert (await api.get("/v1/runs/run-0")).json()["code"] == "run.unknown"
 
 
+async def test_a_run_is_paused_and_resumed(api: httpx2.AsyncClient, controller: PretendController) -> None:
+    ident = (await api.post("/v1/runs", json={"job": JOB})).json()["id"]
+    paused = (await api.post(f"/v1/runs/{ident}/pause?wait=5s", json={"saveTimeoutS": 60})).json()
+    assert (paused["state"], paused["pause"]["by"]) == ("PAUSED", "ann")
+    assert [item["id"] for item in (await api.get("/v1/runs?state=PAUSED")).json()["items"]] == [ident]
+    resumed = (await api.post(f"/v1/runs/{ident}/resume", json={"resumeFrom": "step-7.pt"})).json()
+    assert (resumed["state"], "pause" in resumed) == ("WAITING", False)
+    assert controller.seen[-2:] == [("pause", ident, 60, 5), ("resume", ident, "step-7.pt")]
+    bad = await api.post(f"/v1/runs/{ident}/pause", json={"saveTimeoutS": -1})
+    assert (bad.status_code, bad.json()["code"]) == (422, "body.invalid")
+
+
 async def test_output_is_plain_text(api: httpx2.AsyncClient) -> None:
     ident = (await api.post("/v1/runs", json={"job": JOB})).json()["id"]
     answer = await api.get(f"/v1/runs/{ident}/logs")

@@ -11,7 +11,7 @@ from moorings.api.request_context import RequestContext
 from moorings.api.route import Route
 from moorings.api.streams import StreamResponse, stream_output
 from moorings.wire import operations
-from moorings.wire.shapes import LabelsRequest, PriorityRequest, RunRequest
+from moorings.wire.shapes import LabelsRequest, PauseRequest, PriorityRequest, ResumeRequest, RunRequest
 
 RUNS_A_PAGE_MAX = 100  # a job may have 0.4 MB: a thousand of them would be half a gigabyte for one request
 
@@ -69,6 +69,31 @@ async def cancel_run(call: RequestContext) -> Response:
     return call.respond(run_body(await call.wait_for(work, wait_s), call.caller))
 
 
+async def pause_run(call: RequestContext) -> Response:
+    """Pause a run.
+
+    It is warned as before a preemption, and stopped once it has saved a whole checkpoint, at the latest after
+    `saveTimeoutS`; then its devices are free. With `wait` the answer is held until it is `PAUSED`. Pausing again is no
+    error.
+    """
+    wait_s = call.query_value(WAIT)
+    save_timeout_s = call.parse_body(PauseRequest).save_timeout_s
+    work = call.controller.runs.pause_run(
+        call.caller, call.path_value("id"), save_timeout_s=save_timeout_s, wait_s=wait_s
+    )
+    return call.respond(run_body(await call.wait_for(work, wait_s), call.caller))
+
+
+async def resume_run(call: RequestContext) -> Response:
+    """Resume a paused run.
+
+    It waits in the queue again, with a new claim, and is given its newest whole checkpoint or the one of `resumeFrom`.
+    """
+    request = call.parse_body(ResumeRequest)
+    view = await call.controller.runs.resume_run(call.caller, call.path_value("id"), resume_from=request.resume_from)
+    return call.respond(run_body(view, call.caller))
+
+
 async def label_run(call: RequestContext) -> Response:
     """Change the labels of a run.
 
@@ -112,6 +137,8 @@ ROUTES = (
     Route(operations.GET_RUN, get_run, (WAIT,)),
     Route(operations.LIST_RUNS, list_runs, (RUN_STATES, SUBJECT, ALL, *PAGING)),
     Route(operations.CANCEL_RUN, cancel_run, (WAIT,)),
+    Route(operations.PAUSE_RUN, pause_run, (WAIT,)),
+    Route(operations.RESUME_RUN, resume_run),
     Route(operations.LABEL_RUN, label_run),
     Route(operations.PRIORITISE_RUN, prioritise_run),
     Route(operations.GET_LOGS, get_logs, (TASK, FOLLOW), content={"text/plain": {"schema": {"type": "string"}}}),

@@ -89,6 +89,8 @@ FIELDS: dict[tuple[str, str], tuple[str, str]] = {
     ("RunRequest", "resume"): ("an id or a name", "An earlier run: this one begins from its newest whole checkpoint."),
     ("RunRequest", "resumeFrom"): ("a path, or its last part", "Which of its checkpoints instead."),
     ("RunRequest", "claim"): ("a claim of yours, of its shape", "It runs on that claim's partition, which stays."),
+    ("PauseRequest", "saveTimeoutS"): ("seconds", "How long it may take to save; else the `warnS` of its job."),
+    ("ResumeRequest", "resumeFrom"): ("a path, or its last part", "The checkpoint; else the newest whole one."),
     ("LabelsRequest", "labels"): (_LABELS, "Labels to set."),
     ("LabelsRequest", "remove"): ("keys", "Labels that go."),
     ("PriorityRequest", "priority"): (_PRIORITY, "Higher is first; of an appliance's jobs -100 to -399 (P1 to P3)."),
