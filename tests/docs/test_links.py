@@ -16,6 +16,7 @@ from pathlib import Path
 import click
 
 import moorings
+from moorings.cli.command_tree import NounGroup
 from moorings.cli.main import root
 from moorings.cli.reference import make_context
 from tests.cases import cases
@@ -145,6 +146,8 @@ def find(words: list[str], ctx: click.Context) -> tuple[click.Command | None, li
         if rest[0].startswith("-") or rest[0].isupper() or rest[0] in ("...", "VERB"):
             break
         inner = command.get_command(ctx, rest[0].partition("/")[0])
+        if inner is None and isinstance(command, NounGroup) and command.default_noun:
+            inner, rest = command.get_command(ctx, command.default_noun), [command.default_noun, *rest]
         if inner is None:
             return None, []
         command, rest = inner, rest[1:]

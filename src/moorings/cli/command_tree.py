@@ -99,14 +99,21 @@ class MoorCommand(click.Command):
 
 
 class NounGroup(click.Group):
-    """A verb: its nouns in every spelling, also as ``noun/name``."""
+    """A verb: its nouns in every spelling, also as ``noun/name``.
+
+    Args:
+        default_noun: the noun of a name without one; empty: a noun must be given.
+    """
 
     command_class = MoorCommand
 
-    def __init__(self, *args: Any, **settings: Any) -> None:  # noqa: ANN401 - Click's own arguments
+    def __init__(self, *args: Any, default_noun: str = "", **settings: Any) -> None:  # noqa: ANN401 - Click's own
+        if default_noun:  # an option before the name is the noun's
+            settings["context_settings"] = {"ignore_unknown_options": True}
         super().__init__(*args, **settings)
         self.params = [*self.params, *global_options(hidden=True)]
-        self.subcommand_metavar = "NOUN [NAME]..."
+        self.subcommand_metavar = "[NOUN] NAME..." if default_noun else "NOUN [NAME]..."
+        self.default_noun = default_noun
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         return super().get_command(ctx, singular(cmd_name))
@@ -126,6 +133,8 @@ class NounGroup(click.Group):
         noun, slash, _ = args[0].partition("/")
         if slash and self.get_command(ctx, noun) is not None:
             args = [noun, *args]
+        elif self.default_noun and not slash and self.get_command(ctx, noun) is None:
+            args = [self.default_noun, *args]
         try:
             _, command, rest = super().resolve_command(ctx, args)
         except click.UsageError as error:

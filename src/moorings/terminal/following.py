@@ -126,7 +126,7 @@ class RunFollower:
                 break
             if run.attempt != attempt:
                 attempt = run.attempt
-                self._progress.report(f"{run.id}: it was preempted and resumes later (attempt {attempt})")
+                self._progress.report(f"{run.id}: {_requeued_text(run)}")
         if lost != self._client.connections_lost:  # the stream may have ended with the controller, not with the run
             for chunk in self._new_chunks(run.id, task, self._copy, follow=False):
                 self._write(chunk)
@@ -177,6 +177,12 @@ class RunFollower:
         self._started = True
         if started:
             self._progress.report(f"{run.id}: running")
+
+
+def _requeued_text(run: RunBody) -> str:
+    if run.state == RunState.PAUSED:
+        return f"it is paused; 'moor resume {run.id}' lets it wait again (attempt {run.attempt})"
+    return f"it was preempted and resumes later (attempt {run.attempt})"
 
 
 def wait_for_start(client: Client, ident: str) -> bool:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tarfile
 import time
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -14,7 +15,7 @@ from moorings.cli.main import main
 from moorings.core.model.timestamps import Timestamp
 from moorings.terminal.console import Console
 from moorings.wire.codec import encode, format_time
-from moorings.wire.shapes import FindingBody, FindingsBody, ReasonBody
+from moorings.wire.shapes import CheckpointBody, FindingBody, FindingsBody, PauseBody, ReasonBody
 from tests.unit.cli import samples
 from tests.unit.client.recorded import Reply, body, event, listing, problem, server_event
 
@@ -447,6 +448,68 @@ def test_cancel_waits_for_the_end(server, moor):
     code, out, err = moor("cancel", "digits")
     assert (code, out) == (0, "run/run-7f3kq2m4xw2a cancelled\n")
     assert "STOPPING" in err
+
+
+PAUSE = PauseBody(by="ann", asked_at="2026-01-31T09:00:00.000000Z", deadline="2026-01-31T09:02:30.000000Z")
+SAVED = CheckpointBody(
+    run="run-7f3kq2m4xw2a",
+    path="/c/step-7.pt",
+    step=7,
+    size_bytes=9,
+    written_at="2026-01-31T09:00:00.000000Z",
+    whole=True,
+    rule="zip",
+)
+
+
+def test_pause_waits_until_the_devices_are_free_and_says_from_what_it_resumes(server, moor):
+    server.on("POST", "/v1/runs/digits/pause", body(samples.run(state="YIELDING", pause=PAUSE)))
+    server.on(
+        "GET",
+        "/v1/runs/run-7f3kq2m4xw2a",
+        body(samples.run(state="PAUSED", pause=PAUSE, checkpoints=(replace(SAVED, whole=False), SAVED))),
+    )
+    code, out, err = moor("pause", "digits", "--save-timeout", "5m")
+    assert (code, out) == (0, "run/run-7f3kq2m4xw2a paused; it resumes from /c/step-7.pt\n")
+    assert "saves a checkpoint; it is stopped at 2026-01-31T09:02:30" in err
+    assert json.loads(server.seen[0].body) == {"saveTimeoutS": 300}
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"state": "SUCCEEDED", "exit_code": 0}, "had ended: SUCCEEDED"),
+        ({"state": "WAITING"}, "was resumed since"),
+        ({"state": "PAUSED", "pause": PAUSE}, "paused before it began"),
+        (
+            {"state": "PAUSED", "pause": PAUSE, "started_at": "2026-01-31T08:00:00.000000Z"},
+            "paused; no checkpoint of it is whole",
+        ),
+    ],
+    ids=["ended", "resumed", "unstarted", "unsaved"],
+)
+def test_what_pause_says_of_each_outcome(server, moor, more, words):
+    server.on("POST", "/v1/runs/digits/pause", body(samples.run(**more)))
+    assert moor("pause", "digits")[:2] == (0, f"run/run-7f3kq2m4xw2a {words}\n")
+
+
+def test_a_pause_that_takes_too_long_goes_on(server, moor):
+    server.on("POST", "/v1/runs/digits/pause", body(samples.run(state="YIELDING", pause=PAUSE)))
+    server.on("GET", "/v1/runs/run-7f3kq2m4xw2a", body(samples.run(state="YIELDING", pause=PAUSE)))
+    code, _, err = moor("pause", "digits", "--timeout", "50ms")
+    assert (code, "it goes on: 'moor pause run-7f3kq2m4xw2a'" in err) == (124, True)
+    assert moor("pause", "digits", "--no-wait")[1] == "run/run-7f3kq2m4xw2a is being paused\n"
+
+
+def test_resume_means_a_run_unless_a_noun_says_otherwise(server, moor):
+    server.on("POST", "/v1/runs/digits/resume", body(samples.run(state="WAITING")))
+    for words in (["digits"], ["run", "digits"], ["run/digits"], ["digits", "--from", "step-7.pt"]):
+        assert moor("resume", *words)[:2] == (0, "run/run-7f3kq2m4xw2a resumed\n"), words
+    assert moor("resume", "--from", "step-7.pt", "digits")[0] == 0, "as with other commands"
+    chosen = {"resumeFrom": "step-7.pt"}
+    assert [json.loads(one.body) for one in server.seen] == [{}, {}, {}, chosen, chosen]
+    assert moor("resume")[0] == 2
+    assert moor("resume", "digits", "--bogus")[0] == 2
 
 
 def test_wait_gives_the_runs_own_exit_code(server, moor):

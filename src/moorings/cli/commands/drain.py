@@ -1,4 +1,4 @@
-"""``moor drain`` and ``moor resume``: take devices out of service, and put them back."""
+"""``moor drain`` and ``moor resume device``: take devices out of service, and put them back."""
 
 from __future__ import annotations
 
@@ -68,7 +68,9 @@ def _drained_text(owner: str | None) -> str:
     return f"drained; {owner} keeps it until its end" if owner else "drained"
 
 
-def _resume_command(noun: str) -> click.Command:
+def resume_devices_command(noun: str) -> click.Command:
+    """The part of ``moor resume`` for devices, or for all of a pool's."""
+
     @names_argument(noun, required=True)
     @click.pass_obj
     def callback(session: CommandContext, names: Sequence[str]) -> None:
@@ -123,12 +125,5 @@ drain = NounGroup(
     epilog=examples('moor drain device pod64:17 --reason "link errors"', 'moor drain pool pod64 --reason "firmware"'),
     no_args_is_help=True,
 )
-resume = NounGroup(
-    name="resume",
-    help="Put devices back into service.",
-    epilog=examples("moor resume device pod64:17", "moor resume pool pod64"),
-    no_args_is_help=True,
-)
 for _noun in ("device", "pool"):
     drain.add_command(_drain_command(_noun), _noun)
-    resume.add_command(_resume_command(_noun), _noun)
