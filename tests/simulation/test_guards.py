@@ -177,7 +177,11 @@ GUARDS = (
     Guard(
         "a run ends when the engine says that nothing of it runs",
         (3,),
-        (Change("workloads/run_turn.py", "RunTurn._cancel", "run.state is RunState.WAITING", "True"),),
+        (
+            Change(
+                "workloads/run_turn.py", "RunTurn._cancel", "run.state in (RunState.WAITING, RunState.PAUSED)", "True"
+            ),
+        ),
     ),
     Guard(
         "a run in another scheduler's queue has ended when that says so",

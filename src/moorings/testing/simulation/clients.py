@@ -71,6 +71,7 @@ ALLOWED = frozenset(  # possible errors for a valid request
         ),
         *("partition.unknown", "run.unknown", "state.illegal_move", "store.unavailable", "store.fenced"),
         *("store.conflict", "queue.unknown", "queue.taken", "run.ended", "run.queued_elsewhere", "priority.denied"),
+        *("run.not_pausable", "run.not_paused", "run.not_running", "checkpoint.invalid"),
         *("claim.ended", "claim.other_shape", "claim.not_asked", "project.unknown", "project.not_member"),
         *("project.limit", "project.exists", "project.changed", "project.has_children", "project.in_use"),
         *("project.not_feasible", "project.invalid", "claim.held", "room.is_free", "room.too_costly", "room.not_found"),

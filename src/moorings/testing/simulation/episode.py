@@ -40,6 +40,7 @@ from moorings.testing.simulation.fault_plan import FaultPlan
 from moorings.testing.simulation.guarantee_checker import GuaranteeChecker
 from moorings.testing.simulation.guarantee_rush import make_rush_clients
 from moorings.testing.simulation.invariant_checker import InvariantChecker, left_over
+from moorings.testing.simulation.pauses import PausingAdmin, has_pauses
 from moorings.testing.simulation.process import Threads, adopting
 from moorings.testing.simulation.rewind import RewindableDatabase
 from moorings.testing.simulation.scheduler import SimulatedScheduler
@@ -363,6 +364,8 @@ class Episode:
             else make_clients(self._crowd, self._odds.chance.randint(6, CLIENTS_MAX))
         )
         clients = [asyncio.create_task(client.work()) for client in people]
+        if has_pauses(self._seed):
+            clients.append(asyncio.create_task(PausingAdmin(self._crowd, self._seed).work()))
         await self._enough.wait()
         for client in clients:
             client.cancel()

@@ -13,6 +13,7 @@ from itertools import zip_longest
 from moorings.controller.loop import CommittedChange, TurnLoop
 from moorings.controller.turn import KeyedInput, TurnOutcome, decide_turn
 from moorings.core.invariants import find_violations
+from moorings.core.model.access import RUN_OWNER_PREFIXES
 from moorings.core.model.bindings import NO_BINDING
 from moorings.core.model.claims import Claim, ClaimState, PartitionId, QueueMode
 from moorings.core.model.devices import DeviceState, PoolName
@@ -218,7 +219,7 @@ class InvariantChecker:
     def on_commit(self, changes: Changes) -> None:
         """A commit was done: no run ends with live processes, no claim is lost or expires without cause."""
         for run, _ in changes.runs:
-            if run.is_ended and self.alive(run.id):
+            if (run.is_ended or run.state is RunState.PAUSED) and self.alive(run.id):
                 self._story.break_law(3, f"run {run.id} was recorded as {run.state} and its processes are alive")
         self.guarantees.on_commit(changes)
         for claim, _ in changes.claims:
@@ -307,9 +308,20 @@ class InvariantChecker:
             ("projects", dict(fleet.projects.by_name), self._ledger.projects),
             ("usage", fleet.usage, self._ledger.usage),
         )
+        self._one_claim_a_run()
         for what, held, saved in pairs:
             if held != saved:
                 self._story.break_law(2, f"memory's {what} are not the database's: {held} in memory, {saved} saved")
+
+    def _one_claim_a_run(self) -> None:
+        """A run's own claims but the present one are being released, and all of a paused run's (law 2)."""
+        if self.spares():  # the database was turned back: some claims of runs are orphans until they are swept
+            return
+        present = {run.claim for run in self._ledger.runs.values() if run.state is not RunState.PAUSED}
+        for claim in self._ledger.claims.values():
+            held = claim.state is not ClaimState.RELEASING
+            if held and claim.owner.startswith(RUN_OWNER_PREFIXES) and claim.id not in present:
+                self._story.break_law(2, f"claim {claim.id} of {claim.owner} is {claim.state}, and no run has it")
 
     def _same_changed(self, fleet: Fleet, runs: RunRegistry, change: CommittedChange) -> None:
         pairs = (
