@@ -420,7 +420,7 @@ def _priority(view: RunView) -> int:
 
 
 def _pause_body(pause: RunPause) -> PauseBody:
-    return PauseBody(by=pause.by, asked_at=format_time(pause.asked_at), deadline=format_time(pause.deadline))
+    return PauseBody(by=pause.by, asked_at=format_time(pause.asked_at), stops_at=format_time(pause.deadline))
 
 
 def checkpoint_body(run: RunId, found: RunCheckpoint) -> CheckpointBody:

@@ -47,6 +47,7 @@ EVENT_DATA_SHOWN = (
     "step",
     "resume_from",
     "lost_s",
+    "by",
     "exit_code",
     "reference",
     "role",

@@ -10,11 +10,14 @@ import click
 from moorings.cli.command_tree import MoorCommand, NounGroup, examples, name_argument, names_argument, strip_nouns
 from moorings.cli.commands.drain import resume_devices_command
 from moorings.core.model.errors import MooringsError
+from moorings.core.model.quantities import duration_text
+from moorings.core.model.timestamps import seconds_between
 from moorings.terminal.context import CommandContext
 from moorings.terminal.durations import Deadline, parse_seconds
 from moorings.terminal.following import END_WAIT_S
 from moorings.terminal.progress import Progress
-from moorings.wire.shapes import PauseRequest, ResumeRequest, RunBody
+from moorings.wire.codec import parse_time
+from moorings.wire.shapes import PauseBody, PauseRequest, ResumeRequest, RunBody
 from moorings.workloads.runs import ENDED, RunState
 
 _LOOK_S = 1.0
@@ -58,11 +61,19 @@ def _wait_for_pause(session: CommandContext, progress: Progress, run: RunBody, l
             raise MooringsError(
                 "wait.timeout", f"{run.id} is {run.state}; the time is up", hint=f"it goes on: 'moor pause {run.id}'"
             )
-        progress.show_waiting(f"{run.id}: saves a checkpoint; it is stopped at {run.pause.deadline} at the latest")
+        progress.show_waiting(_saving_text(session, run, run.pause))
         time.sleep(min(_LOOK_S, limit.remaining_s(END_WAIT_S)))
         run = session.client.get_run(run.id)
     progress.clear()
     return run
+
+
+def _saving_text(session: CommandContext, run: RunBody, pause: PauseBody) -> str:
+    text = f"{run.id}: saves a checkpoint"
+    if not session.console.err_is_tty:  # in a log each change is a line
+        return text
+    left_s = max(0.0, seconds_between(session.now(), parse_time(pause.stops_at)))
+    return f"{text}; it is stopped in {duration_text(left_s)} at the latest"
 
 
 def _pause_text(run: RunBody) -> str:
