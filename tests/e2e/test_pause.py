@@ -91,7 +91,7 @@ async def test_a_training_that_was_paused_ends_as_if_it_had_not_been(rig: Rig, t
 async def test_its_devices_are_free_while_it_is_paused(rig: Rig, tmp_path: Path) -> None:
     run = await started(rig, works(tmp_path, size=16))
     before = await paused(rig, run, save_timeout_s=patient(60))
-    assert [each.step for each in before.checkpoints] == [1], "it was stopped once it had saved, not an hour later"
+    assert [each.step for each in before.checkpoints] == [1], "it was stopped once it had saved, not a minute later"
     other = await rig.claim(16, project="lab")
     assert other.state is ClaimState.READY
     waiting = await resumed(rig, run)

@@ -306,6 +306,15 @@ SHARING = (
     ),
     Guard(
         law="2",
+        what="a paused run whose next claim is refused stays paused",
+        file="controller/turn.py",
+        at="_handle",
+        cut="CreateRun | ResumeRun",
+        put="CreateRun",
+        tests=(f"{LOOP}test_a_run_whose_next_claim_is_refused_stays_paused",),
+    ),
+    Guard(
+        law="2",
         what="a run that ends gives its claim back",
         file="workloads/run_turn.py",
         at="RunTurn._end",

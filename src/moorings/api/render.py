@@ -26,7 +26,7 @@ from moorings.core.model.bindings import Binding, GcdBinding
 from moorings.core.model.devices import PoolName
 from moorings.core.model.projects import Project
 from moorings.core.model.reasons import Reason
-from moorings.core.model.timestamps import Timestamp
+from moorings.core.model.timestamps import Timestamp, add_seconds
 from moorings.core.model.topology import AnySubset, Catalogue, PowerOfTwo, Topology
 from moorings.core.scheduling.quotas import ProjectQuota
 from moorings.ports.store import AccessKey, EventRow
@@ -420,7 +420,8 @@ def _priority(view: RunView) -> int:
 
 
 def _pause_body(pause: RunPause) -> PauseBody:
-    return PauseBody(by=pause.by, asked_at=format_time(pause.asked_at), stops_at=format_time(pause.deadline))
+    stops_at = add_seconds(pause.asked_at, pause.within_s)
+    return PauseBody(by=pause.by, asked_at=format_time(pause.asked_at), stops_at=format_time(stops_at))
 
 
 def checkpoint_body(run: RunId, found: RunCheckpoint) -> CheckpointBody:

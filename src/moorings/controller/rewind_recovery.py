@@ -26,7 +26,7 @@ from moorings.core.model.events import Event, canonical_json
 from moorings.core.model.partitions import Partition, PartitionEvent, PartitionState
 from moorings.core.model.reasons import Reason
 from moorings.core.model.serialization import from_plain, to_plain
-from moorings.core.model.timestamps import SECOND, Timestamp, add_seconds
+from moorings.core.model.timestamps import SECOND, Timestamp
 from moorings.ports.store import Changes, Epoch, ExpectedVersion, LogPosition, Seq, Store, rewound_error
 from moorings.workloads import runs
 from moorings.workloads.jobs import JobSpec, job_size_bytes, summarize_job
@@ -43,7 +43,6 @@ BLIND_RATE = (
 ATTEMPT_GAP = 1000
 ATTEMPT_EPOCH = Timestamp(1_577_836_800 * SECOND)  # 2020: seconds since then fit into an attempt's column until 2088
 REWIND_EVENT = "database.turned_back"
-PAUSE_AGAIN_S = 150.0  # how long a run that must pause again may take to save: as its contract's default
 _WHY = "it was served after the moment that was restored: its run has started, on a partition that no record knows"
 
 
@@ -367,8 +366,8 @@ class _RecordRecovery:
         assert run.claim is not None
         waiting = runs.apply_resume(replace(run, attempt=started.attempt), run.claim, None, self._now)
         starting = runs.step(waiting, RunEvent.PARTITION_READY, self._now)
-        pause = replace(run.pause, asked_at=self._now, deadline=add_seconds(self._now, PAUSE_AGAIN_S))
-        pausing = runs.step(runs.begin_pause(starting, pause), RunEvent.YIELD, self._now)
+        yielding = runs.step(starting, RunEvent.YIELD, self._now)
+        pausing = runs.begin_pause(yielding, replace(run.pause, asked_at=self._now))
         self._changes.runs.append((pausing, ExpectedVersion(run.version)))
         self._record_event("run.pausing", run=run.id, claim=run.claim)
 

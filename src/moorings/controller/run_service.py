@@ -22,8 +22,7 @@ from moorings.core.model.errors import MooringsError
 from moorings.core.model.inputs import SetPriority
 from moorings.core.model.reasons import Reason
 from moorings.core.model.serialization import to_plain_without_defaults
-from moorings.core.model.timestamps import add_seconds
-from moorings.ports.clock import Clock, Ids
+from moorings.ports.clock import Ids
 from moorings.ports.engine import Engine
 from moorings.ports.store import ApplianceJobQuery, IdempotencyRecord, PageQuery, Store
 from moorings.workloads.appliance import (
@@ -53,14 +52,12 @@ class RunService:
         loop: TurnLoop,
         store: Store,
         engines: Mapping[str, Engine],
-        clock: Clock,
         ids: Ids,
         reasons: ReasonService,
     ) -> None:
         self._loop = loop
         self._store = store
         self._engines = engines
-        self._clock = clock
         self._ids = ids
         self._reasons = reasons
         self._follower: RecordFollower[Run] = RecordFollower(lambda run: loop.runs.by_id.get(run.id), store.get_run)
@@ -342,8 +339,7 @@ class RunService:
         claim = self._loop.fleet.claims.get(run.claim) if run.claim is not None else None
         contract = claim.spec.checkpoint if claim is not None else CheckpointContract()
         save_s = contract.warn_s if save_timeout_s is None else save_timeout_s
-        deadline = add_seconds(self._clock.now(), save_s + contract.grace_s)
-        changed = await self._loop.submit(PauseRun(run.id, caller.subject, deadline))
+        changed = await self._loop.submit(PauseRun(run.id, caller.subject, save_s + contract.grace_s))
         assert isinstance(changed, Run)
         return await self._run_view(await self._follower.wait_for(changed, _PAUSED, wait_s))
 

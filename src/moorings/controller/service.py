@@ -107,7 +107,7 @@ class Controller:
         self.queues = QueueService(loop, clock)
         self.projects = ProjectService(loop, clock)
         self._reasons = ReasonService(loop, hardware, clock)
-        self.runs = RunService(loop, store, engines, clock, ids, self._reasons)
+        self.runs = RunService(loop, store, engines, ids, self._reasons)
         self._doctor = Doctor(loop, store, clock, hardware.stray_partitions)
         self._claims = ClaimReader(loop, store, self._reasons)
 

@@ -23,8 +23,13 @@ from moorings.workloads.checkpoints import CheckpointRule, RunCheckpoint
 LOOK_S_MIN, LOOK_S_MAX = 1.0, 5.0  # between two looks: more often while the run is young
 YOUNG_SHARE = 20
 LOOK_SHARE = 20  # a slow folder is looked at for a twentieth of the time
-SAVE_LOOK_S = 0.2  # between two looks while a checkpoint is expected
-SETTLED_S = 1.0  # a saved one counts after this time: other files may belong to it
+SAVE_LOOK_S = 0.5  # between two looks while a checkpoint is expected
+BASELINE_S_MAX = 1.0  # how long a warning waits for the look before it
+# A saved checkpoint counts when its folder has been quiet for this time: other files may belong to it. Without a rule
+# a pause between two of its files looks like its end.
+QUIET_S = 2.0
+QUIET_S_UNCHANGED = 5.0
+BUSY_S_MAX = 15.0  # a folder that is never quiet: its program saves all the time
 LAST_PAUSE_S = 0.2  # between the last two looks, of which an entry without a rule needs both
 LAST_S_MAX = 5.0  # how long the end of a run waits for the last look
 SHOWN_MAX = 16  # checkpoints that are recorded
@@ -53,8 +58,12 @@ class CheckpointWatch:
         self._saved: CheckpointRecord | None = None
         self._ending = threading.Event()
         self._woken = threading.Event()
-        self._known: frozenset[RunCheckpoint] | None = None  # the whole ones before the expected one
+        self._expected_since_s: float | None = None
+        self._baseline: frozenset[RunCheckpoint] | None = None  # the whole ones before the expected one
+        self._has_baseline = threading.Event()
         self._saved_since_s: float | None = None
+        self._quiet_since_s = 0.0
+        self._needs_quiet_s = QUIET_S
         self._doubted_until: Timestamp | None = None
         self._trusted: frozenset[RunCheckpoint] = frozenset()
         self._thread = threading.Thread(target=self._serve, name="checkpoints", daemon=True)
@@ -70,22 +79,33 @@ class CheckpointWatch:
 
     def writer_was_killed(self) -> None:
         """A process of the run may have been killed while it wrote."""
-        self._doubt(self._look.found)
+        if self._baseline is None or self.has_saved():
+            self._doubt(self._look.found)
+        else:  # an unchanged one that came since may lack files
+            rules = [each for each in self._look.found if each.rule is not CheckpointRule.UNCHANGED]
+            self._doubt([*rules, *self._baseline])
 
     def _doubt(self, known: Iterable[RunCheckpoint]) -> None:
         self._trusted = frozenset(_identity(each) for each in known if each.is_whole)
         self._doubted_until = _now()
 
     def expect_save(self) -> None:
-        """The run was told to save: look more often, and note the next whole checkpoint."""
-        if self._known is None:
-            self._known = _whole(self._look)
+        """The run is about to be told to save: look once before that, and more often from now on.
+
+        Returns after that look, or after ``BASELINE_S_MAX``: then what is saved before the look ends counts as old.
+        """
+        if self._expected_since_s is None:
+            self._expected_since_s = time.monotonic()
             self._woken.set()
+            self._has_baseline.wait(BASELINE_S_MAX)
 
     def has_saved(self) -> bool:
-        """Whether it has saved a whole checkpoint since ``expect_save``, and had a moment for what belongs to it."""
+        """Whether it has saved a whole checkpoint since ``expect_save``, and nothing in its folder changes any more."""
         since_s = self._saved_since_s
-        return since_s is not None and time.monotonic() - since_s >= SETTLED_S
+        if since_s is None:
+            return False
+        now_s = time.monotonic()
+        return now_s - self._quiet_since_s >= self._needs_quiet_s or now_s - since_s >= BUSY_S_MAX
 
     def finish(self) -> None:
         """Look a last time, now that no process is left; returns after a bounded time."""
@@ -102,10 +122,13 @@ class CheckpointWatch:
             if self._ending.is_set():
                 break
             begun_s = time.monotonic()
+            before = self._look
             self._look_once(None)
+            if self._expected_since_s is not None and begun_s >= self._expected_since_s:
+                self._note_saved(before)
             now_s = time.monotonic()
             usual_s = min(LOOK_S_MAX, max(LOOK_S_MIN, (now_s - started_s) / YOUNG_SHARE))
-            usual_s = usual_s if self._known is None else SAVE_LOOK_S
+            usual_s = usual_s if self._expected_since_s is None else SAVE_LOOK_S
             pause_s = max(usual_s, (now_s - begun_s) * LOOK_SHARE)
         self._look_once(frozenset())
         time.sleep(LAST_PAUSE_S)
@@ -129,12 +152,22 @@ class CheckpointWatch:
             return
         found = tuple(self._without_doubt(each) for each in look.found)
         self._look = replace(look, found=found)
-        self._note_saved()
         self._save(self._look)
 
-    def _note_saved(self) -> None:
-        if self._known is not None and self._saved_since_s is None and _whole(self._look) - self._known:
-            self._saved_since_s = time.monotonic()
+    def _note_saved(self, before: CheckpointLook) -> None:
+        """Note what a look has found that began after a checkpoint was expected."""
+        whole, now_s = _whole(self._look), time.monotonic()
+        if self._baseline is None:
+            self._baseline, self._quiet_since_s = whole, now_s
+            self._has_baseline.set()
+            return
+        if self._look.entries != before.entries:
+            self._quiet_since_s = now_s
+        new = whole - self._baseline
+        if new and self._saved_since_s is None:
+            self._saved_since_s = now_s
+        has_unchanged = any(each.rule is CheckpointRule.UNCHANGED for each in new)
+        self._needs_quiet_s = QUIET_S_UNCHANGED if has_unchanged else QUIET_S
 
     def _without_doubt(self, found: RunCheckpoint) -> RunCheckpoint:
         """The checkpoint; not whole, if its writer may have been killed."""

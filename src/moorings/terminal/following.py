@@ -109,8 +109,15 @@ class RunFollower:
 
     def follow(self, run: RunBody, *, task: int | None = None) -> RunBody:
         """The run once it has ended; may be called again after an interrupt, and continues where it was."""
-        if run.state == RunState.WAITING:
+        while run.state in (RunState.WAITING, RunState.PAUSED):
+            if run.state == RunState.PAUSED:
+                self._progress.show_waiting(f"{run.id}: {_paused_text(run)}")
+                run = self._client.get_run(run.id, wait_s=END_WAIT_S)
+                continue
             self._wait_for_partition(run)
+            claim, run = run.claim, self._client.get_run(run.id)
+            if run.claim == claim and run.state == RunState.WAITING:
+                break  # its claim is READY, or has ended and the run with it
         if not self._started:
             self._wait_for_start(run)
         return self.copy_logs(run, task=task)
@@ -179,9 +186,13 @@ class RunFollower:
             self._progress.report(f"{run.id}: running")
 
 
+def _paused_text(run: RunBody) -> str:
+    return f"it is paused, and stays so; 'moor resume {run.id}' lets it wait again"
+
+
 def _requeued_text(run: RunBody) -> str:
     if run.state == RunState.PAUSED:
-        return f"it is paused; 'moor resume {run.id}' lets it wait again (attempt {run.attempt})"
+        return f"{_paused_text(run)} (attempt {run.attempt})"
     return f"it was preempted and resumes later (attempt {run.attempt})"
 
 

@@ -288,7 +288,7 @@ class StoreSuite(StoreHistoryTests):
     def test_a_run_is_paused_and_gets_another_claim(self, store: Store, epoch: Epoch) -> None:
         run, first, second = a_run(1), a_claim(1), a_claim(2)
         store.commit(epoch, Changes(claims=[(first, NEW)], runs=[(run, NEW)], jobs=jobs_for(run)))
-        pause = RunPause("ann", NOW, Timestamp(NOW + 60_000_000), 7)
+        pause = RunPause("ann", NOW, 60.0, 7)
         paused = replace(run, state=RunState.PAUSED, version=2, attempt=1, pause=pause)
         store.commit(epoch, Changes(runs=[(paused, ExpectedVersion(1))]))
         assert store.load_unended().runs == (paused,)

@@ -459,7 +459,7 @@ class CheckpointBody:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PauseBody:
-    """The pause of a run: who asked for it, and when. At ``stopsAt`` it is stopped, whatever it has saved."""
+    """The pause of a run: who asked for it, and when. About ``stopsAt`` it is stopped, whatever it has saved."""
 
     by: str
     asked_at: str

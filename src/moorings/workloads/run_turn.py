@@ -83,12 +83,12 @@ class PauseRun:
 
     Attributes:
         by: who asks.
-        deadline: when none of its processes may be left.
+        within_s: from when its engine knows it, how long until none of its processes may be left.
     """
 
     run: RunId
     by: str
-    deadline: Timestamp
+    within_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -431,54 +431,65 @@ class RunTurn:
     def _pause(self, given: PauseRun, run: Run | None) -> list[ClaimInput]:
         if run is None or run.is_ended:
             raise MooringsError("run.ended", f"run {given.run} has ended; there is nothing to pause")
-        if run.state is RunState.PAUSED or run.pause is not None:
-            return []
-        claim = self._claim_of(run.claim) if run.claim is not None else None
-        self._check_pausable(run, claim)
-        assert claim is not None
-        pause = RunPause(given.by, self.now, given.deadline, claim.spec.priority)
-        pausing = runs.begin_pause(run, pause)
-        if run.state is RunState.WAITING:
-            return self._paused(pausing, pause.reason)
-        if run.state is not RunState.YIELDING:
-            pausing = runs.step(pausing, RunEvent.YIELD, self.now)
-        self._save(pausing, run)
-        self._emit_event("run.pausing", pausing, {"by": pause.by, "until": pause.deadline})
-        return []
-
-    def _check_pausable(self, run: Run, claim: Claim | None) -> None:
         if run.state is RunState.STOPPING:
             raise MooringsError("run.not_pausable", f"run {run.id} is being stopped: {run.stop_reason}")
-        if claim is None:
+        if run.pause is not None:
+            return []
+        self._check_pausable(run)
+        pause = RunPause(given.by, self.now, given.within_s, self._priority_of(run))
+        if run.state is RunState.WAITING:
+            return self._paused(run, pause)
+        yielding = run if run.state is RunState.YIELDING else runs.step(run, RunEvent.YIELD, self.now)
+        pausing = runs.begin_pause(yielding, pause)
+        self._save(pausing, run)
+        self._emit_event("run.pausing", pausing, {"by": pause.by, "within_s": pause.within_s})
+        return []
+
+    def _check_pausable(self, run: Run) -> None:
+        if run.claim is None:
             detail = f"engine {run.engine} has a scheduler of its own, which decides when run {run.id} stops"
-            raise MooringsError("run.not_pausable", detail, hint="on Slurm: scontrol requeuehold JOB")
-        if run.job.appliance is not None or claim.spec.lease_s is not None:
+            raise MooringsError("run.not_pausable", detail, hint="hold it where it waits, or cancel it")
+        claim = self._claim_of(run.claim)  # none: it goes on, on a partition that no record knows, after a restore
+        if run.job.appliance is not None or (claim is not None and claim.spec.lease_s is not None):
             detail = f"run {run.id} ends with the command that started it, which waits for it"
             raise MooringsError("run.not_pausable", detail, hint=f"moor cancel {run.id}")
         if run.within:
-            detail = f"run {run.id} is within claim {claim.id}, which is not its own"
-            raise MooringsError("run.not_pausable", detail, hint=f"moor cancel {run.id}, or moor release {claim.id}")
-        if not claim.spec.checkpoint.resumable:
+            detail = f"run {run.id} is within claim {run.claim}, which is not its own"
+            raise MooringsError("run.not_pausable", detail, hint=f"moor cancel {run.id}")
+        if claim is not None and not claim.spec.checkpoint.resumable:
             detail = f"run {run.id} cannot resume from a checkpoint: its work would be lost"
             hint = "a job that saves checkpoints says so: 'resumable = true' in [checkpoint] of its job file"
             raise MooringsError("run.not_pausable", detail, hint=hint)
+        if run.job.checkpoint_directory is None:
+            detail = f"the job of run {run.id} names no folder of checkpoints, so nobody would see that it has saved"
+            raise MooringsError("run.not_pausable", detail, hint="'directory' in [checkpoint] of its job file")
 
-    def _paused(self, run: Run, why: str, lost: Mapping[str, object] | None = None) -> list[ClaimInput]:
+    def _can_resume(self, run: Run) -> bool:
+        claim = self._claim_of(run.claim) if run.claim is not None else None
+        resumable = claim is not None and claim.spec.checkpoint.resumable and claim.spec.lease_s is None
+        return resumable and run.job.checkpoint_directory is not None and not run.within
+
+    def _priority_of(self, run: Run) -> int:
+        claim = self._claim_of(run.claim) if run.claim is not None else None
+        return claim.spec.priority if claim is not None else run.job.priority
+
+    def _paused(self, run: Run, pause: RunPause, lost: Mapping[str, object] | None = None) -> list[ClaimInput]:
         """Nothing of a run that is being paused is left: its claim is released."""
         assert run.claim is not None
         before = self.run(run.id)
         assert before is not None
-        paused = runs.apply_pause(run, self.now)
+        paused = runs.apply_pause(run, pause, self.now)
         self._save(paused, before)
-        self._emit_event("run.paused", paused, {"why": why, "attempt": paused.attempt, **(lost or {})})
+        self._emit_event("run.paused", paused, {"why": pause.reason, "attempt": paused.attempt, **(lost or {})})
         return [ReleaseClaim(run.claim, f"run {run.id} is paused")]
 
     def _resume(self, given: ResumeRun, run: Run | None) -> list[ClaimInput]:
         if run is None or run.is_ended:
             raise MooringsError("run.ended", f"run {given.run} has ended", hint=f"moor run --resume {given.run}")
         if run.state is not RunState.PAUSED:
-            what = "is being paused" if run.pause is not None else f"is {run.state}, and not paused"
-            hint = "resume it once it is PAUSED" if run.pause is not None else ""
+            what, hint = f"is {run.state}, and not paused", "'moor get runs' shows its state; name a run by its id"
+            if run.state is RunState.YIELDING and run.pause is not None:
+                what, hint = "is being paused", "resume it once it is PAUSED"
             raise MooringsError("run.not_paused", f"run {run.id} {what}", hint=hint)
         self._check_quotas(given.role, run)
         assert run.pause is not None
@@ -492,7 +503,7 @@ class RunTurn:
         return [
             CreateClaim(
                 id=given.claim,
-                name=f"{run.id}-{run.attempt}",  # the claim before may still be leaving, under its name
+                name=f"{run.id}-{given.claim.rpartition('-')[2]}",  # a claim before may still be leaving
                 owner=claim_owner(run.id, run.job),
                 subject=run.subject,
                 spec=replace(given.spec, priority=priority),
@@ -539,6 +550,8 @@ class RunTurn:
         if seen.phase is RunPhase.RUNNING and run.state is RunState.STARTING:
             self._move(run, RunEvent.STARTED, "run.started")
         elif seen.phase is RunPhase.ENDED and seen.end is not None:
+            if seen.end.ending is EndReason.YIELDED and run.state is not RunState.STOPPING and self._can_resume(run):
+                return self._pause_unasked(run, seen)
             return self._end(run, seen.end)
         elif (
             seen.phase is RunPhase.ABSENT and run.state is RunState.STOPPING and (run.started_at is None or run.attempt)
@@ -569,13 +582,19 @@ class RunTurn:
         else:
             return []
         if run.pause is not None:
-            return self._paused(run, run.pause.reason, _lost_work(run, seen))
+            return self._paused(run, run.pause, _lost_work(run, seen))
         assert claim is not None
         waiting = runs.requeue_yielded(run, self.now)
         self._save(waiting, run)
         data = {"why": why, "attempt": waiting.attempt, **_lost_work(waiting, seen)}
         self._emit_event("run.requeued", waiting, data)
         return [YieldClaim(claim.id, f"run {run.id} has stopped")]
+
+    def _pause_unasked(self, run: Run, seen: RunStatus) -> list[ClaimInput]:
+        """It has yielded, and no record asks for that: the database was turned back to before the request."""
+        yielding = runs.step(run, RunEvent.YIELD, self.now)
+        pause = RunPause("the controller after a restore", self.now, 0.0, self._priority_of(run))
+        return self._paused(yielding, pause, _lost_work(run, seen))
 
     def _apply_external_status(self, run: Run, seen: RunStatus) -> Run:
         """The run after another scheduler's changes: its id there, and its partition."""

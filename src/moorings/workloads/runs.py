@@ -32,7 +32,7 @@ class RunState(StrEnum):
     RUNNING = "RUNNING"  # the engine reports its processes
     YIELDING = "YIELDING"  # its devices are needed elsewhere: it was warned and is being stopped; it still holds them
     STOPPING = "STOPPING"  # it was asked to stop; processes may still run; it still holds the partition
-    PAUSED = "PAUSED"  # its user paused it: no process of it exists, and its claim was released; it can be resumed
+    PAUSED = "PAUSED"  # it was paused on request: no process of it exists, its claim was released; it can be resumed
     SUCCEEDED = "SUCCEEDED"  # ended: every task exited 0
     FAILED = "FAILED"  # ended: a task failed, it could not be started, or its claim failed
     CANCELLED = "CANCELLED"  # ended: cancelled on request, or because its lease expired
@@ -47,8 +47,8 @@ class RunEvent(StrEnum):
     STARTED = "started"
     YIELD = "yield"  # its claim was asked to yield
     REQUEUE = "requeue"  # nothing of it runs, and it waits again: it yielded, or its engine's scheduler stopped it
-    PAUSE = "pause"  # nothing of it runs, and it does not wait: its user paused it
-    RESUME = "resume"  # its user resumed it, and it waits with a new claim
+    PAUSE = "pause"  # nothing of it runs, and it does not wait: it was paused on request
+    RESUME = "resume"  # it was resumed on request, and waits with a new claim
     STOP = "stop"
     SUCCEED = "succeed"
     FAIL = "fail"
@@ -102,6 +102,7 @@ NEXT: dict[RunState, dict[RunEvent, RunState]] = {
 }
 
 ENDED = terminal_states(NEXT)
+_MAY_HAVE_PAUSE = (RunState.YIELDING, RunState.STOPPING, RunState.PAUSED)
 
 
 class EndReason(StrEnum):
@@ -195,18 +196,18 @@ class RunStatus:
 
 @dataclass(frozen=True, slots=True)
 class RunPause:
-    """A pause that a user asked for.
+    """A request to pause a run.
 
     Attributes:
         by: who asked.
         asked_at: when.
-        deadline: when no process of the run may be left, however little it has saved.
+        within_s: from when its engine knows it, how long until no process may be left, however little was saved.
         priority: of the claim that was released, which the next one gets.
     """
 
     by: str
     asked_at: Timestamp
-    deadline: Timestamp
+    within_s: float
     priority: int
 
     @property
@@ -231,8 +232,9 @@ class Run:
         checkpoints: the newest in its folder as last reported, newest first.
         checkpoint_fault: why that folder cannot be looked at; else empty.
         resumed_from: the checkpoint that its present attempt was given.
-        chosen_at: when its user chose that checkpoint: until it has saved a newer one, its attempts are given that.
-        pause: set while it is being paused, and while it is PAUSED.
+        chosen_at: when it was resumed from that checkpoint by choice: its attempts are given that until it has saved a
+            newer one, or is resumed without a choice.
+        pause: set while it is being paused, and while it is PAUSED; in no other state.
     """
 
     id: RunId
@@ -287,10 +289,12 @@ def step(run: Run, event: RunEvent, now: Timestamp, detail: str = "") -> Run:
 
     state = transition(NEXT, "run", run.id, run.state, event, story)
     changed = replace(run, state=state, version=run.version + 1, detail=detail or run.detail)
+    if state not in _MAY_HAVE_PAUSE:
+        changed = replace(changed, pause=None)
     if state is RunState.STOPPING:
         return replace(changed, stop_reason=detail)
     if state in ENDED:
-        return replace(changed, ended_at=now, pause=None)
+        return replace(changed, ended_at=now)
     return changed
 
 
@@ -322,20 +326,22 @@ def requeue_yielded(run: Run, now: Timestamp) -> Run:
 
 
 def begin_pause(run: Run, pause: RunPause) -> Run:
-    """The run with a request to pause it: it yields as for others, and then does not wait."""
+    """The run with a request to pause it."""
     return replace(run, pause=pause, version=run.version + 1)
 
 
-def apply_pause(run: Run, now: Timestamp) -> Run:
+def apply_pause(run: Run, pause: RunPause, now: Timestamp) -> Run:
     """The run, PAUSED: nothing of it is left."""
     attempt = run.attempt if run.state is RunState.WAITING else run.attempt + 1
-    return replace(step(run, RunEvent.PAUSE, now), attempt=attempt)
+    return replace(step(run, RunEvent.PAUSE, now), attempt=attempt, pause=pause)
 
 
 def apply_resume(run: Run, claim: ClaimId, chosen: RunCheckpoint | None, now: Timestamp) -> Run:
     """The run, waiting with a new claim; ``chosen``: the checkpoint that its user wants, None: the newest whole one."""
-    waiting = replace(step(run, RunEvent.RESUME, now), claim=claim, pause=None)
-    return waiting if chosen is None else replace(waiting, resumed_from=chosen, chosen_at=now)
+    waiting = replace(step(run, RunEvent.RESUME, now), claim=claim)
+    if chosen is None:
+        return replace(waiting, chosen_at=None)
+    return replace(waiting, resumed_from=chosen, chosen_at=now)
 
 
 def with_external_id(run: Run, reference: str) -> Run:

@@ -451,7 +451,7 @@ class PretendRuns:
     ) -> RunView:
         view = await self.get_run(ident)
         self._whole.seen.append(("pause", ident, save_timeout_s, wait_s))
-        pause = RunPause(caller.subject, START, START, 0)
+        pause = RunPause(caller.subject, START, 60.0, 0)
         self.by_id[ident] = replace(view.run, state=RunState.PAUSED, attempt=1, pause=pause)
         return self._view(ident)
 

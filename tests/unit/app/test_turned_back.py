@@ -312,9 +312,10 @@ def test_a_run_that_waits_again_has_not_started_for_what_its_last_attempt_left(s
 
 def test_a_paused_run_that_was_resumed_since_is_paused_again(store: SqlStore, runs: Path) -> None:
     """Its new claim is in no record; what it has saved since is not lost."""
-    pause = RunPause("ann", Timestamp(NOW - SECOND), NOW, 0)
+    pause = RunPause("ann", Timestamp(NOW - SECOND), 60.0, 0)
     paused = [a_run(number, state=RunState.PAUSED, attempt=1, started_at=NOW, pause=pause) for number in range(2)]
-    changes = Changes(claims=[(a_claim(number), NEW) for number in range(2)], runs=[(run, NEW) for run in paused])
+    gone = [a_claim(number, state=ClaimState.RELEASED, ended_at=NOW) for number in range(2)]
+    changes = Changes(claims=[(claim, NEW) for claim in gone], runs=[(run, NEW) for run in paused])
     changes.jobs = jobs_for(*paused)
     store.commit(store.begin_epoch("x", NOW), changes)
     leave_status(runs, paused[0].id)  # of attempt 0, before it was paused
@@ -323,7 +324,18 @@ def test_a_paused_run_that_was_resumed_since_is_paused_again(store: SqlStore, ru
     still, again = sorted(store.load_unended().runs, key=lambda run: run.id)
     assert still == paused[0]
     assert (again.state, again.attempt) == (RunState.YIELDING, 2)
-    assert again.pause == RunPause("ann", NOW, add_seconds(NOW, 150.0), 0)
+    assert again.pause == RunPause("ann", NOW, 60.0, 0)
+
+
+def test_a_run_that_was_being_paused_and_was_resumed_since_runs(store: SqlStore, runs: Path) -> None:
+    pause = RunPause("ann", Timestamp(NOW - SECOND), 60.0, 0)
+    pausing = a_run(0, state=RunState.YIELDING, started_at=NOW, pause=pause)
+    changes = Changes(claims=[(a_claim(0), NEW)], runs=[(pausing, NEW)], jobs=jobs_for(pausing))
+    store.commit(store.begin_epoch("x", NOW), changes)
+    leave_status(runs, pausing.id, attempt=1)
+    recover(store, runs, LAST, NOW)
+    (run,) = store.load_unended().runs
+    assert (run.state, run.attempt, run.pause) == (RunState.RUNNING, 1, None)
 
 
 def test_numbers_only_rise(store: SqlStore, runs: Path) -> None:

@@ -471,27 +471,32 @@ def test_pause_waits_until_the_devices_are_free_and_says_from_what_it_resumes(se
     )
     code, out, err = moor("pause", "digits", "--save-timeout", "5m")
     assert (code, out) == (0, "run/run-7f3kq2m4xw2a paused; it resumes from /c/step-7.pt\n")
-    assert err == "run-7f3kq2m4xw2a: saves a checkpoint
-"
+    assert err == "run-7f3kq2m4xw2a: saves a checkpoint\n"
     assert json.loads(server.seen[0].body) == {"saveTimeoutS": 300}
 
 
 @pytest.mark.parametrize(
-    ("more", "words"),
+    ("more", "code", "words"),
     [
-        ({"state": "SUCCEEDED", "exit_code": 0}, "had ended: SUCCEEDED"),
-        ({"state": "WAITING"}, "was resumed since"),
-        ({"state": "PAUSED", "pause": PAUSE}, "paused before it began"),
+        ({"state": "SUCCEEDED", "exit_code": 0}, 1, "ended by itself: SUCCEEDED"),
+        ({"state": "WAITING"}, 1, "was resumed since"),
+        ({"state": "PAUSED", "pause": PAUSE}, 0, "paused before it began"),
         (
             {"state": "PAUSED", "pause": PAUSE, "started_at": "2026-01-31T08:00:00.000000Z"},
+            0,
             "paused; no checkpoint of it is whole",
         ),
+        (
+            {"state": "PAUSED", "pause": PAUSE, "checkpoint_fault": "/c is a symbolic link"},
+            0,
+            "paused; its checkpoints cannot be looked at: /c is a symbolic link",
+        ),
     ],
-    ids=["ended", "resumed", "unstarted", "unsaved"],
+    ids=["ended", "resumed", "unstarted", "unsaved", "unseen"],
 )
-def test_what_pause_says_of_each_outcome(server, moor, more, words):
+def test_what_pause_says_of_each_outcome(server, moor, more, code, words):
     server.on("POST", "/v1/runs/digits/pause", body(samples.run(**more)))
-    assert moor("pause", "digits")[:2] == (0, f"run/run-7f3kq2m4xw2a {words}\n")
+    assert moor("pause", "digits")[:2] == (code, f"run/run-7f3kq2m4xw2a {words}\n")
 
 
 def test_a_pause_that_takes_too_long_goes_on(server, moor):

@@ -349,14 +349,14 @@ class Everything(Story):
 
     def _paused(self) -> None:
         """Runs that their users pause and resume, with a checkpoint of their choice and without."""
-        until = add_seconds(self._now, 60.0)
         works, waits, never = (self._run(name) for name in ("works", "waits", "never"))
+        works, waits = (replace(run, job=replace(run.job, checkpoint_directory="/c")) for run in (works, waits))
         self._turn(works)
         self._settle()
         saved = replace(CHECKPOINT, is_whole=True, why="")
         self._turn(RunStatus(works.id, RunPhase.RUNNING, self._now, checkpoints=(saved,)))
-        self._turn(waits, PauseRun(waits.id, "ann", until), PauseRun(works.id, "ann", until))
-        self._turn(PauseRun(never.id, "ann", until))  # refused, and in the log
+        self._turn(waits, PauseRun(waits.id, "ann", 60.0), PauseRun(works.id, "ann", 60.0))
+        self._turn(PauseRun(never.id, "ann", 60.0))  # refused, and in the log
         stopped = EndRecord(EndReason.YIELDED, 143, (143,))
         self._turn(RunStatus(works.id, RunPhase.ENDED, None, stopped))
         self._settle()

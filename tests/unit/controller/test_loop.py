@@ -23,7 +23,7 @@ from moorings.controller.loop import (
 )
 from moorings.controller.turn import KeyedInput, TurnOutcome
 from moorings.core.invariants import find_violations
-from moorings.core.model.claims import Claim, ClaimId, ClaimSpec, ClaimState
+from moorings.core.model.claims import CheckpointContract, Claim, ClaimId, ClaimSpec, ClaimState
 from moorings.core.model.devices import PoolName
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.inputs import CreateClaim, DrainDevice, PoolReachability, ReleaseClaim
@@ -34,9 +34,9 @@ from moorings.ports.store import Changes, Epoch, ExpectedVersion, IdempotencyRec
 from moorings.store.sql import SqlStore
 from moorings.store.sqlite import open_sqlite
 from moorings.testing.builders import NEW, NOW, a_claim, a_partition
-from moorings.workloads.jobs import Accelerators, JobSpec
-from moorings.workloads.run_turn import CreateRun
-from moorings.workloads.runs import Run, RunId
+from moorings.workloads.jobs import Accelerators, JobSpec, claim_spec_for
+from moorings.workloads.run_turn import CreateRun, PauseRun, ResumeRun
+from moorings.workloads.runs import Run, RunId, RunState
 from tests.databases import open_new
 from tests.waiting import patient
 
@@ -688,6 +688,23 @@ async def test_a_run_whose_claim_is_refused_leaves_nothing(rig):
     assert rig.store.store.load_unended().runs == ()
     assert rig.loop.runs.by_id == {}
     assert rig.told("run.created") == 0
+
+
+async def test_a_run_whose_next_claim_is_refused_stays_paused(rig):
+    given = a_job(1, size=4)
+    contract = CheckpointContract(resumable=True)
+    given = replace(given, job=replace(given.job, checkpoint=contract, checkpoint_directory="/c"))
+    await rig.loop.submit(given)
+    paused = await rig.loop.submit(PauseRun(given.id, "ann", 60.0))
+    assert paused.state is RunState.PAUSED
+    spec = claim_spec_for(given.job)
+    with pytest.raises(MooringsError) as caught:
+        await rig.loop.submit(ResumeRun(given.id, ClaimId("claim-next"), replace(spec, size=128)))
+    assert caught.value.code == "claim.too_large"
+    assert rig.loop.runs.by_id[given.id] == paused
+    assert rig.told("run.resumed") == 0
+    resumed = await rig.loop.submit(ResumeRun(given.id, ClaimId("claim-next"), spec))
+    assert (resumed.state in (RunState.WAITING, RunState.STARTING), resumed.claim) == (True, "claim-next")
 
 
 # -- idempotency keys ----------------------------------------------------------------------------------------------

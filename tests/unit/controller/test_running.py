@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,7 +40,7 @@ from tests.unit.controller.stepping import POOL, Stepper
 
 RUN = RunId("run-1")
 LABS = ClaimId("claim-lab")
-SAVES = CheckpointContract(resumable=True)
+SAVES: Any = {"checkpoint": CheckpointContract(resumable=True), "checkpoint_directory": "/c"}
 
 
 class HeldEngine(LocalEngine):
@@ -100,9 +101,7 @@ class Rig(Stepper):
         self.engine.hold()
         await self.engine.fence_below(self.loop.epoch)
         self.running._fenced["local"].set()
-        job = JobSpec(
-            name="digits", command=("true",), workdir="/", accelerators=Accelerators(size=4), checkpoint=SAVES
-        )
+        job = JobSpec(name="digits", command=("true",), workdir="/", accelerators=Accelerators(size=4), **SAVES)
         claim = within or a_run(1).claim
         inside = within is not None
         self.loop.submit_nowait(CreateRun(id=RUN, claim=claim, job=job, engine="local", subject="ann", within=inside))
@@ -116,9 +115,7 @@ class Rig(Stepper):
         await self.engine.fence_below(self.loop.epoch)
         self.running._fenced["local"].set()
         wanted = Accelerators(size=4)
-        job = JobSpec(
-            name="digits", command=("true",), workdir="/", accelerators=wanted, preemptible=True, checkpoint=SAVES
-        )
+        job = JobSpec(name="digits", command=("true",), workdir="/", accelerators=wanted, preemptible=True, **SAVES)
         self.loop.submit_nowait(CreateRun(id=RUN, claim=a_run(1).claim, job=job, engine="local", subject="ann"))
         await self.settle()
         await self.engine.asked.wait()
@@ -321,7 +318,7 @@ async def test_the_engine_is_told_until_when_to_make_room_and_why(rig: Rig) -> N
 async def test_a_run_that_is_paused_is_stopped_once_it_has_saved_and_by_others_need_in_their_time(rig: Rig) -> None:
     await rig.lend_and_take_back()
     rig.engine.go_on.set()  # the answer to its submission was lost
-    rig.loop.submit_nowait(PauseRun(RUN, "ann", add_seconds(rig.clock.now(), 3600.0)))
+    rig.loop.submit_nowait(PauseRun(RUN, "ann", 3600.0))
     await rig.until(lambda: rig.clock.sleepers > 0)
     rig.clock.forward(RETRY_S_MAX)
     await rig.until(lambda: bool(rig.engine.to_yield))
@@ -333,13 +330,14 @@ async def test_a_run_that_is_paused_is_stopped_once_it_has_saved_and_by_others_n
 async def test_the_engine_is_told_of_a_pause(rig: Rig) -> None:
     await rig.start()
     rig.engine.go_on.set()
-    until = add_seconds(rig.clock.now(), 3600.0)
-    rig.loop.submit_nowait(PauseRun(RUN, "ann", until))
+    rig.loop.submit_nowait(PauseRun(RUN, "ann", 3600.0))
     await rig.settle()
     await rig.until(lambda: rig.clock.sleepers > 0)
     rig.clock.forward(RETRY_S_MAX)
     await rig.until(lambda: bool(rig.engine.to_yield))
-    assert (rig.engine.to_yield, rig.engine.until_saved) == ([(0, "paused by ann", until)], [True])
+    ((attempt, why, until),) = rig.engine.to_yield
+    assert (attempt, why, rig.engine.until_saved) == (0, "paused by ann", [True])
+    assert until == add_seconds(rig.clock.now(), 3600.0), "counted from when the engine is asked"
 
 
 async def test_the_end_of_an_earlier_attempt_is_not_the_run_s(rig: Rig) -> None:

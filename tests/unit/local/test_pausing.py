@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from moorings.core.model.claims import CheckpointContract
 from moorings.core.model.timestamps import SECOND, Timestamp
@@ -102,22 +105,80 @@ def whole(folder: LocalRunFolder) -> list[str]:
     return [each.path for each in found.found if each.is_whole] if found is not None else []
 
 
-def test_it_has_saved_a_moment_after_a_new_whole_one_is_there(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint_watch, "LOOK_S_MIN", 0.05)
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in (("LOOK_S_MIN", 0.05), ("LOOK_S_MAX", 0.05), ("SAVE_LOOK_S", 0.05), ("QUIET_S", 0.5)):
+        monkeypatch.setattr(checkpoint_watch, name, seconds)
+
+
+@pytest.fixture
+def watched(tmp_path: Path, quick: None) -> Iterator[tuple[CheckpointWatch, Path]]:
     folder, saves = LocalRunFolder(tmp_path / "run"), tmp_path / "saves"
     folder.create()
     saves.mkdir()
     (saves / "step-1.pt").write_bytes(ZIP)
     watch = CheckpointWatch(folder, 0, str(saves), list)
     watch.start()
-    until(lambda: folder.last_checkpoints() is not None)
-    assert not watch.has_saved()
+    until(lambda: len(whole(folder)) == 1)
+    yield watch, saves
+    watch.finish()
+
+
+def test_only_a_new_whole_one_counts_and_only_when_its_folder_is_quiet(watched):
+    watch, saves = watched
     watch.expect_save()
     (saves / "step-2.pt").write_bytes(ZIP[:9])
-    time.sleep(1.5)
+    time.sleep(1.0)
     assert not watch.has_saved(), "step-1 was there before, and step-2 is torn"
     (saves / "step-2.pt").write_bytes(ZIP)
-    until(lambda: len(whole(folder)) == 2)
-    assert not watch.has_saved(), "other files may belong to it"
+    for size in range(8):  # the rest of it
+        (saves / "optimizer-step-2.pt").write_bytes(ZIP[:size])
+        time.sleep(0.2)
+        assert not watch.has_saved()
     until(watch.has_saved, patient(5))
+
+
+def test_what_was_saved_before_the_warning_does_not_count(watched):
+    watch, saves = watched
+    (saves / "step-2.pt").write_bytes(ZIP)
+    watch.expect_save()
+    time.sleep(1.0)
+    assert not watch.has_saved()
+    (saves / "step-3.pt").write_bytes(ZIP)
+    until(watch.has_saved, patient(5))
+
+
+def test_without_a_rule_it_takes_longer_to_be_sure(watched, monkeypatch):
+    monkeypatch.setattr(checkpoint_watch, "QUIET_S_UNCHANGED", 3600.0)
+    watch, saves = watched
+    watch.expect_save()
+    (saves / "step-2").mkdir()
+    (saves / "step-2" / "model.bin").write_text("model")
+    time.sleep(1.5)
+    assert not watch.has_saved()
+
+
+def test_a_folder_that_is_never_quiet_does_not_keep_it_running(watched, monkeypatch):
+    monkeypatch.setattr(checkpoint_watch, "BUSY_S_MAX", 1.0)
+    watch, saves = watched
+    watch.expect_save()
+    steps = iter(range(2, 1000))
+
+    def saves_on() -> bool:
+        (saves / f"step-{next(steps)}.pt").write_bytes(ZIP)
+        return bool(watch.has_saved())
+
+    until(saves_on, patient(5))
+
+
+def test_one_without_a_rule_that_came_after_the_warning_is_not_trusted_when_its_writer_is_killed(watched, monkeypatch):
+    monkeypatch.setattr(checkpoint_watch, "QUIET_S_UNCHANGED", 3600.0)
+    watch, saves = watched
+    watch.expect_save()
+    (saves / "step-2").mkdir()
+    (saves / "step-2" / "model.bin").write_text("model, and no optimizer yet")
+    folder = LocalRunFolder(saves.parent / "run")
+    until(lambda: len(whole(folder)) == 2)
+    watch.writer_was_killed()
     watch.finish()
+    assert [Path(path).name for path in whole(folder)] == ["step-1.pt"]

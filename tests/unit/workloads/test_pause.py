@@ -11,13 +11,14 @@ import pytest
 
 from moorings.core.model.access import Role
 from moorings.core.model.backlog import Amount
-from moorings.core.model.claims import CheckpointContract, Claim, ClaimId, ClaimSpec, ClaimState
+from moorings.core.model.claims import CheckpointContract, Claim, ClaimId, ClaimState
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.inputs import CreateClaim, ReleaseClaim
 from moorings.core.model.policy import Policy
 from moorings.core.model.reasons import Reason
 from moorings.core.model.timestamps import SECOND, Timestamp
-from moorings.testing.builders import NOW, a_claim, a_run
+from moorings.testing.builders import NOW, a_claim
+from moorings.testing.builders import a_run as any_run
 from moorings.workloads.appliance import ApplianceJobType, WorkflowPart
 from moorings.workloads.checkpoints import CheckpointRule, RunCheckpoint
 from moorings.workloads.run_turn import CancelRun, PauseRun, ResumeRun, RunRegistry, RunRejected, RunTurn
@@ -25,13 +26,18 @@ from moorings.workloads.runs import EndReason, EndRecord, Run, RunPause, RunPhas
 from tests.cases import cases
 
 LATER = Timestamp(NOW + SECOND)
-UNTIL = Timestamp(NOW + 60 * SECOND)
-RUN, CLAIM, NEXT_CLAIM = a_run().id, a_claim().id, ClaimId("claim-next")
+RUN, CLAIM, NEXT_CLAIM = any_run().id, a_claim().id, ClaimId("claim-next")
+JOB = replace(any_run().job, checkpoint_directory="/c")
 SPEC = replace(a_claim().spec, checkpoint=CheckpointContract(resumable=True), priority=3)
 HELD = a_claim(state=ClaimState.READY, spec=SPEC)
-PAUSE = PauseRun(RUN, "ann", UNTIL)
-PAUSED = RunPause("ann", NOW, UNTIL, 3)
+PAUSE = PauseRun(RUN, "ann", 60.0)
+PAUSED = RunPause("ann", NOW, 60.0, 3)
 STOPPED = RunStatus(RUN, RunPhase.ENDED, end=EndRecord(EndReason.YIELDED, 143, detail="paused by ann"))
+
+
+def a_run(*numbers: int, **more: Any) -> Run:
+    """One that names a folder of checkpoints."""
+    return any_run(*numbers, **{"job": JOB, **more})
 
 
 def turn(*known: Run, claims: Sequence[Claim] = (HELD,), policy: Policy = Policy()) -> RunTurn:  # noqa: B008 - a value
@@ -61,8 +67,8 @@ def test_a_run_that_is_paused_yields_and_keeps_its_claim_until_nothing_of_it_run
     now = turn(a_run(state=state))
     assert now.handle_input(PAUSE) == []
     run = the_run(now)
-    assert (run.state, run.pause) == (RunState.YIELDING, RunPause("ann", LATER, UNTIL, 3))
-    assert json.loads(now.events[0].data) == {"by": "ann", "until": UNTIL}
+    assert (run.state, run.pause) == (RunState.YIELDING, RunPause("ann", LATER, 60.0, 3))
+    assert json.loads(now.events[0].data) == {"by": "ann", "within_s": 60.0}
     assert now.may_have_processes(CLAIM)
     assert now.handle_input(RunStatus(RUN, RunPhase.RUNNING)) == []
     assert now.handle_input(PAUSE) == [], "again is no error"
@@ -125,12 +131,13 @@ REFUSED: list[tuple[str, Run, Sequence[Claim], str]] = [
     ("scheduler", a_run(state=RunState.RUNNING, claim=None, engine="slurm"), [], "engine slurm has a scheduler"),
     ("within", a_run(state=RunState.RUNNING, within=True), [HELD], "which is not its own"),
     ("no-saves", a_run(state=RunState.RUNNING), [a_claim(state=ClaimState.READY)], "cannot resume from a checkpoint"),
+    ("folder", any_run(state=RunState.RUNNING), [HELD], "names no folder of checkpoints"),
     ("lease", a_run(state=RunState.RUNNING), [replace(HELD, spec=replace(SPEC, lease_s=60.0))], "the command that"),
     (
         "appliance",
         a_run(
             state=RunState.RUNNING,
-            job=replace(a_run().job, appliance=WorkflowPart(ApplianceJobType.EXECUTE, "wflow-" + "a" * 22)),
+            job=replace(JOB, appliance=WorkflowPart(ApplianceJobType.EXECUTE, "wflow-" + "a" * 22)),
         ),
         [HELD],
         "the command that",
@@ -159,7 +166,7 @@ def test_a_resumed_run_waits_with_a_new_claim_and_the_priority_that_it_had():
     assert isinstance(demand, CreateClaim)
     assert (demand.id, demand.name, demand.subject, demand.spec.priority) == (
         NEXT_CLAIM,
-        f"{RUN}-1",
+        f"{RUN}-next",
         paused().subject,
         3,
     )
@@ -260,6 +267,36 @@ def test_without_a_choice_the_newest_whole_one_is_given():
     assert the_run(now).resumed_from == whole
 
 
-def test_a_claim_spec_is_all_that_a_resumption_records():
-    """The log holds inputs: a job's environment is in none of them."""
-    assert isinstance(resume().spec, ClaimSpec)
+def test_a_choice_ends_with_the_next_resumption_without_one():
+    old, new = a_checkpoint(10, NOW), a_checkpoint(20, Timestamp(NOW + SECOND // 2))
+    now = turn(paused(checkpoints=(new, old), resumed_from=old, chosen_at=LATER))
+    now.handle_input(resume())
+    now.apply_claim_changes([replace(HELD, id=NEXT_CLAIM)])
+    assert the_run(now).resumed_from == new
+
+
+def test_a_run_that_goes_on_after_a_restore_can_be_paused_though_no_record_has_its_claim():
+    now = turn(a_run(state=RunState.RUNNING), claims=[])
+    assert now.handle_input(PAUSE) == []
+    assert the_run(now).state is RunState.YIELDING
+    now.handle_input(STOPPED)
+    assert the_run(now).state is RunState.PAUSED
+
+
+@pytest.mark.parametrize("state", [RunState.STARTING, RunState.RUNNING])
+def test_a_run_that_has_yielded_and_that_no_record_asked_to_is_paused(state: RunState):
+    """The database was turned back to before the request; nothing else makes an engine say so."""
+    now = turn(a_run(state=state))
+    assert now.handle_input(STOPPED) == [ReleaseClaim(CLAIM, f"run {RUN} is paused")]
+    run = the_run(now)
+    assert (run.state, run.attempt) == (RunState.PAUSED, 1)
+    assert run.pause is not None
+    assert (run.pause.reason, run.pause.priority) == ("paused by the controller after a restore", 3)
+
+
+def test_a_run_that_was_cancelled_while_it_was_being_paused_is_neither_paused_nor_resumed():
+    now = turn(a_run(state=RunState.STOPPING, pause=PAUSED, stop_reason="ann asked"))
+    for given, code in ((PAUSE, "run.not_pausable"), (resume(), "run.not_paused")):
+        with pytest.raises(MooringsError, match=r"being stopped|is STOPPING") as refused:
+            now.handle_input(given)
+        assert refused.value.code == code

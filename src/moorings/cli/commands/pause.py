@@ -17,6 +17,7 @@ from moorings.terminal.durations import Deadline, parse_seconds
 from moorings.terminal.following import END_WAIT_S
 from moorings.terminal.progress import Progress
 from moorings.wire.codec import parse_time
+from moorings.wire.errors import ExitCode
 from moorings.wire.shapes import PauseBody, PauseRequest, ResumeRequest, RunBody
 from moorings.workloads.runs import ENDED, RunState
 
@@ -39,14 +40,17 @@ _LOOK_S = 1.0
 @click.pass_obj
 def pause(
     session: CommandContext, names: Sequence[str], *, save_timeout: str | None, wait: bool, timeout: str | None
-) -> None:
-    """Pause runs."""
+) -> int:
+    """Pause runs; the exit code says whether all are paused now, or being paused."""
     client, progress, limit = session.client, Progress(session.console), Deadline.of(timeout)
     request = PauseRequest(save_timeout_s=parse_seconds(save_timeout) if save_timeout is not None else None)
     pausing = [client.pause_run(name, request) for name in strip_nouns("run", names)]
+    code = ExitCode.OK
     for run in pausing:
         reached = _wait_for_pause(session, progress, run, limit) if wait else run
         session.console.print_line(f"run/{reached.id} {_pause_text(reached)}")
+        code = ExitCode.FAILED if reached.pause is None else code
+    return code
 
 
 def _wait_for_pause(session: CommandContext, progress: Progress, run: RunBody, limit: Deadline) -> RunBody:
@@ -78,11 +82,13 @@ def _saving_text(session: CommandContext, run: RunBody, pause: PauseBody) -> str
 
 def _pause_text(run: RunBody) -> str:
     if run.state in ENDED:
-        return f"had ended: {run.state}"
+        return f"ended by itself: {run.state}"
     if run.pause is None:
         return "was resumed since"
     if run.state != RunState.PAUSED:
         return "is being paused"
+    if run.checkpoint_fault:
+        return f"paused; its checkpoints cannot be looked at: {run.checkpoint_fault}"
     saved = [each for each in run.checkpoints or () if each.whole]
     if not saved and run.started_at is None:
         return "paused before it began"

@@ -26,6 +26,7 @@ from moorings.terminal.interrupts import Interrupted, SignalsAsExceptions
 from moorings.terminal.progress import Progress
 from moorings.wire.shapes import RunBody, RunRequest
 from moorings.workloads.jobs import Accelerators, JobSpec, check_job, parse_job
+from moorings.workloads.runs import RunState
 
 CANCEL_PATIENCE_S = 60.0
 
@@ -198,6 +199,9 @@ def _run_and_follow(session: CommandContext, request: RunRequest, key: str) -> i
 def _cancel(client: Client, progress: Progress, follower: RunFollower, stop: Interrupted, run: RunBody) -> int:
     """Cancel the run, wait for its end, and exit as the signal says; a second signal stops the wait."""
     try:
+        if client.get_run(run.id).state == RunState.PAUSED:
+            progress.report(f"{run.id}: {stop.name}: it stays paused; 'moor cancel {run.id}' ends it")
+            return stop.exit_code
         progress.report(f"{run.id}: {stop.name}: cancelling; press Ctrl-C again to stop waiting")
         client.retry_policy = make_patience(progress, CANCEL_PATIENCE_S)
         ended = follower.follow(client.cancel_run(run.id))

@@ -124,8 +124,8 @@ class SimulatedCluster:
             grace_s = self._odds.chance.uniform(0, GRACE_MAX_S)
             self._loop.call_later(grace_s, self.end_run, run, EndReason.CANCELLED, 143, reason)
 
-    def ask_to_yield(self, run: RunId, attempt: int, reason: str, by: Timestamp) -> None:
-        """It ends after a checkpoint, at the latest at ``by``."""
+    def ask_to_yield(self, run: RunId, attempt: int, reason: str, by: Timestamp, *, until_saved: bool = False) -> None:
+        """It ends after a checkpoint, at the latest at ``by``; ``until_saved``: after the next."""
         process = self.live.get(run)
         if process is None or process.order.attempt != attempt:
             return
@@ -133,7 +133,8 @@ class SimulatedCluster:
             process.asked_until = by
             left_s = max(seconds_between(self._wall.now(), by), 0.0)
             deaf = self.ignore_yield_ratio and self._odds.chance.random() < self.ignore_yield_ratio
-            within_s = left_s if deaf else self._odds.chance.uniform(0, left_s)
+            ends_s = min(left_s, SAVES_EVERY_S) if until_saved else left_s
+            within_s = left_s if deaf else self._odds.chance.uniform(0, ends_s)
             self._loop.call_later(within_s, self._end_of, run, process.starts, EndReason.YIELDED, 143, reason)
 
     async def changed(self) -> None:

@@ -511,7 +511,9 @@ class FaultyEngine:
         self, run: RunId, attempt: int, reason: str, deadline: Timestamp, *, until_saved: bool = False
     ) -> None:
         await self._call(
-            f"ask {run} to yield", lambda: self._cluster.ask_to_yield(run, attempt, reason, deadline), "cancel_lost"
+            f"ask {run} to yield",
+            lambda: self._cluster.ask_to_yield(run, attempt, reason, deadline, until_saved=until_saved),
+            "cancel_lost",
         )
 
     async def signal(self, run: RunId, signal_name: str) -> None:

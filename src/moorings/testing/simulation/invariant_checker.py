@@ -43,6 +43,7 @@ from moorings.workloads.runs import RunId, RunState
 
 WHOLE_EVERY = 16  # turns between comparisons of the whole memory with the database's contents
 ROWS_EVERY = 64  # turns between decisions repeated from the database's own rows
+_MAY_HAVE_PAUSE = (RunState.YIELDING, RunState.STOPPING, RunState.PAUSED)
 _MAY_START = (RunState.STARTING, RunState.YIELDING, RunState.STOPPING)  # the latter two during its submission
 LEASE_SLACK_S = 2.0  # clocks that are set by less than this may shorten a lease by as much
 
@@ -309,6 +310,9 @@ class InvariantChecker:
             ("usage", fleet.usage, self._ledger.usage),
         )
         self._one_claim_a_run()
+        for run in self._ledger.runs.values():
+            if run.pause is not None and run.state not in _MAY_HAVE_PAUSE:
+                self._story.break_law(2, f"run {run.id} is {run.state}, and still has {run.pause}")
         for what, held, saved in pairs:
             if held != saved:
                 self._story.break_law(2, f"memory's {what} are not the database's: {held} in memory, {saved} saved")
