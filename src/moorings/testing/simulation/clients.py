@@ -478,6 +478,7 @@ class SimulatedClient:
             project=self._project(),
             preemptible=self._is_preemptible(),
             checkpoint=CheckpointContract(resumable=self._chance.random() < 0.5),
+            checkpoint_directory="/c",
         )
         engine = SCHEDULER if self._chance.random() < QUEUED_OF else LOCAL
         within: str | None = None
