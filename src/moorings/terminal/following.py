@@ -114,10 +114,12 @@ class RunFollower:
                 self._progress.show_waiting(f"{run.id}: {_paused_text(run)}")
                 run = self._client.get_run(run.id, wait_s=END_WAIT_S)
                 continue
-            self._wait_for_partition(run)
-            claim, run = run.claim, self._client.get_run(run.id)
-            if run.claim == claim and run.state == RunState.WAITING:
-                break  # its claim is READY, or has ended and the run with it
+            claim = self._wait_for_partition(run)
+            if claim is None or claim.state == ClaimState.READY:
+                break
+            run = self._client.get_run(run.id)  # its claim has ended: with the run, or because that is paused
+            if run.claim == claim.id and run.state == RunState.WAITING:
+                break
         if not self._started:
             self._wait_for_start(run)
         return self.copy_logs(run, task=task)
@@ -163,12 +165,14 @@ class RunFollower:
             self._progress.clear()
             self._take(chunk)
 
-    def _wait_for_partition(self, run: RunBody) -> None:
+    def _wait_for_partition(self, run: RunBody) -> ClaimBody | None:
+        """Its claim, once that is READY or has ended; None: its engine's scheduler has started the run."""
         if run.claim is None:
             self._wait_in_queue(run)
-            return
+            return None
         claim = wait_for_claim(self._client, self._progress, run.claim, "READY", name=run.id)
         assert claim is not None, "without a limit it comes to an end"
+        return claim
 
     def _wait_in_queue(self, run: RunBody) -> None:
         """Wait until the run has left the queue of its engine's scheduler; report why it waits there."""

@@ -190,6 +190,48 @@ def test_a_signal_while_it_waits_cancels_too(server):
     assert err.endswith(f"{RUN}: CANCELLED: cancelled by ann\n")
 
 
+def test_a_run_that_is_paused_while_it_waits_is_followed_to_its_next_claim(server, moor):
+    again = samples.claim("again", state="READY", **{**samples.READY, "partition": "again"}, **samples.TIMES)
+    gone = samples.claim("digits", state="CANCELLED")
+    server.on("POST", "/v1/runs", Reply(encode(samples.run(state="WAITING")), 201))
+    server.on("GET", "/v1/claims/claim-digits", body(samples.CLAIMS[1]), body(gone))
+    server.on("GET", "/v1/claims/claim-again", body(again))
+    server.on(
+        "GET",
+        f"/v1/runs/{RUN}",
+        body(samples.run(state="PAUSED")),
+        body(samples.run(state="WAITING", claim="claim-again")),
+        body(samples.run(state="RUNNING", claim="claim-again")),
+        body(ended()),
+    )
+    server.on("GET", "/v1/events", Reply(chunks=[server_event(1, "run.started", run=RUN)]))
+    server.on("GET", f"/v1/runs/{RUN}/logs", Reply(chunks=[b"[0] one\n"]))
+    code, out, err = moor("run", "--ipus", "16", "-n", "2", "--", "x")
+    assert (code, out) == (0, b"[0] one\n")
+    assert f"{RUN}: it is paused, and stays so; 'moor resume {RUN}' lets it wait again\n" in err
+    assert f"{RUN}: partition again ACTIVE" in err
+
+
+def test_a_signal_leaves_a_paused_run_as_it_is(server):
+    asked, hold = threading.Event(), threading.Event()
+
+    def wait(_seen):
+        asked.set()
+        hold.wait(patient(30))
+        return body(samples.run(state="PAUSED"))
+
+    server.on("POST", "/v1/runs", Reply(encode(samples.run(state="PAUSED")), 201))
+    server.on("GET", f"/v1/runs/{RUN}", wait, body(samples.run(state="PAUSED")))
+    with start(server, "run", "--ipus", "4", "--", "x") as moor:
+        assert asked.wait(patient(30))
+        moor.send_signal(signal.SIGINT)
+        _, err = moor.communicate(timeout=patient(60))
+    hold.set()
+    assert moor.returncode == 130
+    assert err.endswith(f"{RUN}: SIGINT: it stays paused; 'moor cancel {RUN}' ends it\n")
+    assert not server.asked("POST", f"/v1/runs/{RUN}/cancel")
+
+
 def test_a_signal_before_the_answer_finds_the_run_by_its_key(server):
     asked, hold = threading.Event(), threading.Event()
     made = Reply(encode(samples.run(state="CANCELLED")), 201)

@@ -199,11 +199,11 @@ def _run_and_follow(session: CommandContext, request: RunRequest, key: str) -> i
 def _cancel(client: Client, progress: Progress, follower: RunFollower, stop: Interrupted, run: RunBody) -> int:
     """Cancel the run, wait for its end, and exit as the signal says; a second signal stops the wait."""
     try:
+        client.retry_policy = make_patience(progress, CANCEL_PATIENCE_S)
         if client.get_run(run.id).state == RunState.PAUSED:
             progress.report(f"{run.id}: {stop.name}: it stays paused; 'moor cancel {run.id}' ends it")
             return stop.exit_code
         progress.report(f"{run.id}: {stop.name}: cancelling; press Ctrl-C again to stop waiting")
-        client.retry_policy = make_patience(progress, CANCEL_PATIENCE_S)
         ended = follower.follow(client.cancel_run(run.id))
         progress.report(run_end_text(ended))
     except Interrupted:
