@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 DOCTOR_PAGE = "docs/how-to/find-out-what-is-wrong.md"
 SLURM_PAGE = "docs/how-to/slurm-install.md"
+JOB_PAGE = "docs/how-to/write-a-job-file.md"
 SELECT_PAGE = "docs/how-to/slurm-from-select-vipu.md"
 
 CHECKS: dict[str, str] = {
@@ -63,6 +64,12 @@ CHECKS: dict[str, str] = {
     "host.restore": "no restore is unfinished, and the database did not go back by itself",
 }
 
+JOB_CHECKS: dict[str, str] = {
+    "job.starts": "the job starts, and works until it is paused",
+    "job.saves": "it saves a whole checkpoint when it is warned",
+    "job.resumes": "its second attempt continues from that checkpoint",
+}
+
 SLURM_CHECKS: dict[str, str] = {
     "slurm.select": "slurm.conf does not name the V-IPU select plugin, which no stock Slurm has",
     "slurm.controller": "Slurm's commands are here and slurmctld answers",
@@ -108,5 +115,7 @@ def docs_link(check: str) -> str:
     """The manual's page for a check: file and anchor."""
     if check == "slurm.select":
         return SELECT_PAGE
+    if check in JOB_CHECKS:
+        return f"{JOB_PAGE}#try-it-first"
     page, name = (SLURM_PAGE, check) if check in SLURM_CHECKS else (DOCTOR_PAGE, check_family(check))
     return f"{page}#{name.replace('.', '')}"

@@ -10,7 +10,7 @@ from prometheus_client.metrics import MetricWrapperBase
 
 from moorings.api import metrics as of_controllers
 from moorings.app.documents.markdown import GENERATED, code, table
-from moorings.doctor.checks import CHECKS, SLURM_CHECKS, docs_link
+from moorings.doctor.checks import CHECKS, JOB_CHECKS, SLURM_CHECKS, docs_link
 from moorings.kubernetes.operator import metrics as of_operators
 from moorings.kubernetes.proxy import metrics as of_proxies
 from moorings.terminal.configuration import NAMES, flag_of
@@ -175,7 +175,11 @@ def _setting(name: str) -> str:
 def checks_page() -> str:
     """The page of the doctors' checks."""
     text = GENERATED + "# Checks\n\nA check passes if this is so; the link says what to do if it is not.\n"
-    for command, checks in (("moor doctor", CHECKS), ("moor slurm doctor", SLURM_CHECKS)):
+    for command, checks in (
+        ("moor doctor", CHECKS),
+        ("moor doctor --job", JOB_CHECKS),
+        ("moor slurm doctor", SLURM_CHECKS),
+    ):
         rows = [(f"[{code(check)}](../{docs_link(check).removeprefix('docs/')})", so) for check, so in checks.items()]
         text += f"\n## {code(command)}\n\n" + table(("check", "passes if"), rows)
     return text

@@ -15,29 +15,69 @@ from moorings.cli.printing import make_printer, output_option, table_style
 from moorings.doctor.checks import CHECKS, docs_link, is_check_prefix
 from moorings.doctor.findings import FAIL, SKIP, WARN, Finding
 from moorings.terminal.context import CommandContext
+from moorings.terminal.durations import parse_seconds
+from moorings.terminal.interrupts import Interrupted, SignalsAsExceptions
+from moorings.terminal.progress import Progress
 from moorings.wire.codec import encode
 from moorings.wire.errors import ExitCode
 from moorings.wire.shapes import API_VERSION
+from moorings.workloads.jobs import check_job
 
 
 @click.command(
     cls=MoorCommand,
     help="Check the installation and show how to fix problems.\n\n"
     "Looks at this command's configuration, at the controller from inside (for admins), and, on its machine, at its "
-    "files. Only reads, and takes 10 seconds at most. The exit code is 8 if a check failed.",
-    epilog=examples("moor doctor", "moor doctor -o json", "moor doctor --only pools,host"),
+    "files. Only reads, and takes 10 seconds at most. The exit code is 8 if a check failed.\n\n"
+    "With --job it tries a job instead: starts it on one device a task, with a folder of checkpoints of its own, warns "
+    "it, and says whether a whole checkpoint appeared and whether the second attempt continued from it.",
+    epilog=examples(
+        "moor doctor", "moor doctor -o json", "moor doctor --only pools,host", "moor doctor --job job.toml --works 1m"
+    ),
 )
+@click.option("--job", "job_file", metavar="FILE", help="Try the checkpoint contract of this job file.")
+@click.option(
+    "--works", default="10s", metavar="DURATION", help="With --job: how long it works before it is warned (10s)."
+)
+@click.option("--timeout", default="5m", metavar="DURATION", help="With --job: longest time of each step (5m).")
 @click.option("--only", metavar="ID,...", help="Only checks whose id begins with one of these.")
 @click.option("--data", metavar="DIR", help="Data folder of a controller on this machine ($MOORINGS_DATA).")
 @output_option
 @click.pass_obj
-def doctor(session: CommandContext, *, only: str | None, data: str | None, output: str | None) -> int:
+def doctor(
+    session: CommandContext,
+    *,
+    job_file: str | None,
+    works: str,
+    timeout: str,
+    only: str | None,
+    data: str | None,
+    output: str | None,
+) -> int:
     """Check the installation and show how to fix problems."""
+    if job_file is not None:
+        if only is not None or data is not None:
+            raise click.UsageError("--job tries a job; --only and --data are for the other checks")
+        try:
+            return show_findings(session, _try_job(session, Path(job_file), works, timeout), output)
+        except Interrupted as stop:
+            Progress(session.console).report(f"{stop.name}: the trial was cancelled")
+            return stop.exit_code
     wanted = parse_only(only, CHECKS) if only is not None else ("",)
     everything = examine(session, Path(data).absolute() if data else None)
     found = [finding for finding in everything if finding.id.startswith(wanted)]
     found += [_skipped_finding(part) for part in wanted if not any(finding.id.startswith(part) for finding in found)]
     return show_findings(session, found, output)
+
+
+def _try_job(session: CommandContext, file: Path, works: str, timeout: str) -> list[Finding]:
+    from moorings.cli.commands.run import read_job
+    from moorings.cli.job_trial import TrialTimes, try_job
+
+    times = TrialTimes(parse_seconds(works), parse_seconds(timeout))
+    job = check_job(read_job(Path.cwd() / file, session.environment))
+    with SignalsAsExceptions():
+        return try_job(session.client, job, times, Progress(session.console).report)
 
 
 def parse_only(only: str, known: Mapping[str, str]) -> tuple[str, ...]:
