@@ -25,7 +25,7 @@ from moorings.client.client import Client
 from moorings.client.transport import Endpoint, Transport
 from moorings.core.model.timestamps import Timestamp
 from moorings.engines.checkpoint_scan import NO_LOOK, CheckpointLook, look_at_folder
-from moorings.local.checkpoint_watch import QUIET_S
+from moorings.local.checkpoint_watch import SETTLED_S
 from moorings.wire.shapes import CheckpointShape, JobShape, RunRequest
 
 CHECKPOINTS = 1000
@@ -65,7 +65,7 @@ def run() -> Report:
             "pause_to_free_s_p50": statistics.median(frees),
             "lost_steps_max": float(max(lost)),
         },
-        bounds={"look_ms_p99": bound, "pause_to_free_s_p50": QUIET_S},
+        bounds={"look_ms_p99": bound, "pause_to_free_s_p50": SETTLED_S},
         anchors={"look_ms_p99": 20, "lost_steps_max": STEPS_A_SAVE},
         notes=(
             f"{LOOKS} looks at {CHECKPOINTS} checkpoints; bound: listing the folder with times",

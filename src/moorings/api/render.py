@@ -420,7 +420,7 @@ def _priority(view: RunView) -> int:
 
 
 def _pause_body(pause: RunPause) -> PauseBody:
-    stops_at = add_seconds(pause.asked_at, pause.within_s)
+    stops_at = add_seconds(pause.asked_at, pause.timeout_s)
     return PauseBody(by=pause.by, asked_at=format_time(pause.asked_at), stops_at=format_time(stops_at))
 
 

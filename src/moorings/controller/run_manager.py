@@ -124,7 +124,7 @@ class RunManager:
         claim = self._loop.fleet.claims.get(run.claim) if run.claim is not None else None
         by = claim.asked_until if claim is not None else None
         if run.pause is not None and by is None:
-            deadline = add_seconds(self._clock.now(), run.pause.within_s)
+            deadline = add_seconds(self._clock.now(), run.pause.timeout_s)
             await engine.ask_to_yield(run.id, run.attempt, run.pause.reason, deadline, until_saved=True)
             return
         why = claim.reason.message if claim is not None and claim.reason is not None else "its claim was asked to yield"

@@ -27,8 +27,8 @@ SAVE_LOOK_S = 0.5  # between two looks while a checkpoint is expected
 BASELINE_S_MAX = 1.0  # how long a warning waits for the look before it
 # A saved checkpoint counts when its folder has been quiet for this time: other files may belong to it. Without a rule
 # a pause between two of its files looks like its end.
-QUIET_S = 2.0
-QUIET_S_UNCHANGED = 5.0
+SETTLED_S = 2.0
+SETTLED_S_UNCHANGED = 5.0
 BUSY_S_MAX = 15.0  # a folder that is never quiet: its program saves all the time
 LAST_PAUSE_S = 0.2  # between the last two looks, of which an entry without a rule needs both
 LAST_S_MAX = 5.0  # how long the end of a run waits for the last look
@@ -63,7 +63,7 @@ class CheckpointWatch:
         self._has_baseline = threading.Event()
         self._saved_since_s: float | None = None
         self._quiet_since_s = 0.0
-        self._needs_quiet_s = QUIET_S
+        self._needs_quiet_s = SETTLED_S
         self._doubted_until: Timestamp | None = None
         self._trusted: frozenset[RunCheckpoint] = frozenset()
         self._thread = threading.Thread(target=self._serve, name="checkpoints", daemon=True)
@@ -167,7 +167,7 @@ class CheckpointWatch:
         if new and self._saved_since_s is None:
             self._saved_since_s = now_s
         has_unchanged = any(each.rule is CheckpointRule.UNCHANGED for each in new)
-        self._needs_quiet_s = QUIET_S_UNCHANGED if has_unchanged else QUIET_S
+        self._needs_quiet_s = SETTLED_S_UNCHANGED if has_unchanged else SETTLED_S
 
     def _without_doubt(self, found: RunCheckpoint) -> RunCheckpoint:
         """The checkpoint; not whole, if its writer may have been killed."""

@@ -83,12 +83,12 @@ class PauseRun:
 
     Attributes:
         by: who asks.
-        within_s: from when its engine knows it, how long until none of its processes may be left.
+        timeout_s: from when its engine knows it, how long until none of its processes may be left.
     """
 
     run: RunId
     by: str
-    within_s: float
+    timeout_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -436,13 +436,13 @@ class RunTurn:
         if run.pause is not None:
             return []
         self._check_pausable(run)
-        pause = RunPause(given.by, self.now, given.within_s, self._priority_of(run))
+        pause = RunPause(given.by, self.now, given.timeout_s, self._priority_of(run))
         if run.state is RunState.WAITING:
             return self._paused(run, pause)
         yielding = run if run.state is RunState.YIELDING else runs.step(run, RunEvent.YIELD, self.now)
         pausing = runs.begin_pause(yielding, pause)
         self._save(pausing, run)
-        self._emit_event("run.pausing", pausing, {"by": pause.by, "within_s": pause.within_s})
+        self._emit_event("run.pausing", pausing, {"by": pause.by, "timeout_s": pause.timeout_s})
         return []
 
     def _check_pausable(self, run: Run) -> None:

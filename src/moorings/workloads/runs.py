@@ -201,13 +201,13 @@ class RunPause:
     Attributes:
         by: who asked.
         asked_at: when.
-        within_s: from when its engine knows it, how long until no process may be left, however little was saved.
+        timeout_s: from when its engine knows it, how long until no process may be left, however little was saved.
         priority: of the claim that was released, which the next one gets.
     """
 
     by: str
     asked_at: Timestamp
-    within_s: float
+    timeout_s: float
     priority: int
 
     @property

@@ -107,7 +107,7 @@ def whole(folder: LocalRunFolder) -> list[str]:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, seconds in (("LOOK_S_MIN", 0.05), ("LOOK_S_MAX", 0.05), ("SAVE_LOOK_S", 0.05), ("QUIET_S", 0.5)):
+    for name, seconds in (("LOOK_S_MIN", 0.05), ("LOOK_S_MAX", 0.05), ("SAVE_LOOK_S", 0.05), ("SETTLED_S", 0.5)):
         monkeypatch.setattr(checkpoint_watch, name, seconds)
 
 
@@ -149,7 +149,7 @@ def test_what_was_saved_before_the_warning_does_not_count(watched):
 
 
 def test_without_a_rule_it_takes_longer_to_be_sure(watched, monkeypatch):
-    monkeypatch.setattr(checkpoint_watch, "QUIET_S_UNCHANGED", 3600.0)
+    monkeypatch.setattr(checkpoint_watch, "SETTLED_S_UNCHANGED", 3600.0)
     watch, saves = watched
     watch.expect_save()
     (saves / "step-2").mkdir()
@@ -172,7 +172,7 @@ def test_a_folder_that_is_never_quiet_does_not_keep_it_running(watched, monkeypa
 
 
 def test_one_without_a_rule_that_came_after_the_warning_is_not_trusted_when_its_writer_is_killed(watched, monkeypatch):
-    monkeypatch.setattr(checkpoint_watch, "QUIET_S_UNCHANGED", 3600.0)
+    monkeypatch.setattr(checkpoint_watch, "SETTLED_S_UNCHANGED", 3600.0)
     watch, saves = watched
     watch.expect_save()
     (saves / "step-2").mkdir()

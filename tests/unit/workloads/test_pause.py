@@ -68,7 +68,7 @@ def test_a_run_that_is_paused_yields_and_keeps_its_claim_until_nothing_of_it_run
     assert now.handle_input(PAUSE) == []
     run = the_run(now)
     assert (run.state, run.pause) == (RunState.YIELDING, RunPause("ann", LATER, 60.0, 3))
-    assert json.loads(now.events[0].data) == {"by": "ann", "within_s": 60.0}
+    assert json.loads(now.events[0].data) == {"by": "ann", "timeout_s": 60.0}
     assert now.may_have_processes(CLAIM)
     assert now.handle_input(RunStatus(RUN, RunPhase.RUNNING)) == []
     assert now.handle_input(PAUSE) == [], "again is no error"
