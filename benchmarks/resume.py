@@ -4,7 +4,7 @@ A look is at a folder of 1,000 checkpoints, half of them files of torch.save's f
 Trainer. Bound: listing the folder and the time of each entry, which no look can do without.
 
 A run is paused again and again by a real controller and its supervisor. It does 20 steps a second, and saves after
-every tenth and when it is warned. Of each pause: the time from the request until its claim is released and the
+every hundredth and when it is warned. Of each pause: the time from the request until its claim is released and the
 partition removed, and the steps that the next attempt does again.
 """
 
@@ -30,8 +30,8 @@ from moorings.wire.shapes import CheckpointShape, JobShape, RunRequest
 
 CHECKPOINTS = 1000
 LOOKS = 200
-PAUSES = 12
-STEPS_A_SAVE = 10
+PAUSES = 8
+STEPS_A_SAVE = 100
 WORKS_S = 2.0  # between two pauses
 
 PROGRAM = f"""

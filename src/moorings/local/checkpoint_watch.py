@@ -29,7 +29,7 @@ BASELINE_S_MAX = 1.0  # how long a warning waits for the look before it
 # a pause between two of its files looks like its end.
 SETTLED_S = 2.0
 SETTLED_S_UNCHANGED = 5.0
-BUSY_S_MAX = 15.0  # a folder that is never quiet: its program saves all the time
+BUSY_FACTOR = 3  # of that time, for a folder that is never quiet because its program saves all the time
 LAST_PAUSE_S = 0.2  # between the last two looks, of which an entry without a rule needs both
 LAST_S_MAX = 5.0  # how long the end of a run waits for the last look
 SHOWN_MAX = 16  # checkpoints that are recorded
@@ -105,7 +105,8 @@ class CheckpointWatch:
         if since_s is None:
             return False
         now_s = time.monotonic()
-        return now_s - self._quiet_since_s >= self._needs_quiet_s or now_s - since_s >= BUSY_S_MAX
+        quiet_s, needed_s = now_s - self._quiet_since_s, self._needs_quiet_s
+        return quiet_s >= needed_s or now_s - since_s >= needed_s * BUSY_FACTOR
 
     def finish(self) -> None:
         """Look a last time, now that no process is left; returns after a bounded time."""
