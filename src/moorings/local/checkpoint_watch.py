@@ -62,7 +62,7 @@ class CheckpointWatch:
         self._baseline: frozenset[RunCheckpoint] | None = None  # the whole ones before the expected one
         self._has_baseline = threading.Event()
         self._saved_since_s: float | None = None
-        self._quiet_since_s = 0.0
+        self._looked_at_s = self._quiet_since_s = 0.0
         self._needs_quiet_s = SETTLED_S
         self._doubted_until: Timestamp | None = None
         self._trusted: frozenset[RunCheckpoint] = frozenset()
@@ -105,7 +105,7 @@ class CheckpointWatch:
         if since_s is None:
             return False
         now_s = time.monotonic()
-        quiet_s, needed_s = now_s - self._quiet_since_s, self._needs_quiet_s
+        quiet_s, needed_s = self._looked_at_s - self._quiet_since_s, self._needs_quiet_s  # as far as looks have seen
         return quiet_s >= needed_s or now_s - since_s >= needed_s * BUSY_FACTOR
 
     def finish(self) -> None:
@@ -126,7 +126,7 @@ class CheckpointWatch:
             before = self._look
             self._look_once(None)
             if self._expected_since_s is not None and begun_s >= self._expected_since_s:
-                self._note_saved(before)
+                self._note_saved(before, begun_s)
             now_s = time.monotonic()
             usual_s = min(LOOK_S_MAX, max(LOOK_S_MIN, (now_s - started_s) / YOUNG_SHARE))
             usual_s = usual_s if self._expected_since_s is None else SAVE_LOOK_S
@@ -155,9 +155,9 @@ class CheckpointWatch:
         self._look = replace(look, found=found)
         self._save(self._look)
 
-    def _note_saved(self, before: CheckpointLook) -> None:
+    def _note_saved(self, before: CheckpointLook, begun_s: float) -> None:
         """Note what a look has found that began after a checkpoint was expected."""
-        whole, now_s = _whole(self._look), time.monotonic()
+        whole, now_s, self._looked_at_s = _whole(self._look), time.monotonic(), begun_s
         if self._baseline is None:
             self._baseline, self._quiet_since_s = whole, now_s
             self._has_baseline.set()
