@@ -506,7 +506,7 @@ ATTACKED = (
         what="no user has more waiting runs, or bytes of jobs, than the limit",
         file="workloads/run_turn.py",
         at="RunTurn._create",
-        cut="self._check_quotas(given)",
+        cut="self._check_quotas(given.role, run)",
         put="",
         tests=(
             f"{RUNS}test_a_user_has_only_so_many_runs_waiting_also_in_another_schedulers_queue",

@@ -133,7 +133,7 @@ def build_call(
         query: the values of its query, as ``build_target`` takes them.
     """
     again = operation.is_repeatable if is_repeatable is None else is_repeatable
-    wait = f"{wait_s:g}s" if wait_s > 0 else None
+    wait = f"{max(round(wait_s, 3), 0.001):g}s" if wait_s > 0 else None  # a controller takes six decimals at most
     return ApiCall(
         operation.method,
         build_target(operation.path, *parts, wait=wait, **query),

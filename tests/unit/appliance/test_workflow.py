@@ -130,6 +130,7 @@ def test_states_in_the_words_of_appliances() -> None:
         "YIELDING": "RUNNING",
         "RUNNING": "RUNNING",
         "STOPPING": "STOPPING",
+        "PAUSED": "PAUSED",  # a job of a workflow cannot be
         "SUCCEEDED": "SUCCEEDED",
         "FAILED": "FAILED",
         "CANCELLED": "CANCELLED",

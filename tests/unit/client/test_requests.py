@@ -103,6 +103,7 @@ def call_of(use: Callable[[Client], object]) -> ApiCall[Any]:
         (lambda client: client.queue("slurm/a b", version="3"), "GET", "/v1/queues/slurm/a%20b?version=3"),
         (lambda client: client.reset_partition("p"), "POST", "/v1/partitions/p/reset"),
         (lambda client: client.list_runs(RunFilter(subject="ann")), "GET", "/v1/runs?subject=ann&limit=1000"),
+        (lambda client: client.cancel_run("r", wait_s=0.0512346), "POST", "/v1/runs/r/cancel?wait=0.051s"),
         (lambda client: client.cancel_run("r", wait_s=5), "POST", "/v1/runs/r/cancel?wait=5s"),
         (lambda client: list(client.logs("r", task=0, follow=True)), "GET", "/v1/runs/r/logs?task=0&follow=true"),
         (

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from moorings.core.model.errors import MooringsError
 
 _UNITS_S = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-_UNIT_FORM = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)(ms|s|m|h|d|w)", re.ASCII)
+_UNIT_FORM = re.compile(r"(\d{1,12}(?:\.\d{1,12})?)(ms|s|m|h|d|w)", re.ASCII)  # moor 0.1.0 sends ten decimals
 _SLURM_FORM = re.compile(r"(?:(\d{1,6})-)?(\d{1,9})(?::(\d{1,6}))?(?::(\d{1,6}))?", re.ASCII)
 _BYTES_FORM = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*([kmgtp]?)(?:i?b)?", re.IGNORECASE | re.ASCII)
 
