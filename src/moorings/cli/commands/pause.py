@@ -9,6 +9,7 @@ import click
 
 from moorings.cli.command_tree import MoorCommand, NounGroup, examples, name_argument, names_argument, strip_nouns
 from moorings.cli.commands.drain import resume_devices_command
+from moorings.cli.job_trial import newest_whole
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.quantities import duration_text
 from moorings.core.model.timestamps import seconds_between
@@ -32,9 +33,7 @@ _LOOK_S = 1.0
     epilog=examples("moor pause digits", "moor pause digits --save-timeout 1h", "moor resume digits"),
 )
 @names_argument("run", required=True)
-@click.option(
-    "--save-timeout", metavar="DURATION", help="Longest time to save (bare: seconds; else the job's warn_before)."
-)
+@click.option("--save-timeout", metavar="DURATION", help="Longest time to save (bare: seconds; else the job's 'warn').")
 @click.option("--wait/--no-wait", default=True, help="Wait until they are paused (yes).")
 @click.option("--timeout", metavar="DURATION", help="Give up after this time (bare: seconds), with exit code 124.")
 @click.pass_obj
@@ -89,10 +88,10 @@ def _pause_text(run: RunBody) -> str:
         return "is being paused"
     if run.checkpoint_fault:
         return f"paused; its checkpoints cannot be looked at: {run.checkpoint_fault}"
-    saved = [each for each in run.checkpoints or () if each.whole]
-    if not saved and run.started_at is None:
+    saved = newest_whole(run)
+    if saved is None and run.started_at is None:
         return "paused before it began"
-    return f"paused; it resumes from {saved[0].path}" if saved else "paused; no checkpoint of it is whole"
+    return f"paused; it resumes from {saved.path}" if saved is not None else "paused; no checkpoint of it is whole"
 
 
 @click.command(
