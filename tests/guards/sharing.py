@@ -12,6 +12,8 @@ HARDWARE = "tests/unit/controller/test_hardware.py::"
 RUNNING = "tests/unit/controller/test_running.py::"
 RUNS = "tests/unit/workloads/test_turn.py::"
 PAUSES = "tests/unit/workloads/test_pause.py::"
+RETRIES = "tests/unit/workloads/test_retries.py::"
+RETRY_TIMER = "tests/unit/controller/test_retry_timer.py::"
 STORE = "tests/contract/test_store_sqlite.py::TestSqliteStore::"
 DRIVER = "tests/contract/test_driver_simulated.py::TestInstantIpus::"
 CONTROLLER = "tests/e2e/test_controller.py::"
@@ -327,9 +329,36 @@ SHARING = (
         what="a run that is paused gives its claim back",
         file="workloads/run_turn.py",
         at="RunTurn._paused",
-        cut='ReleaseClaim(run.claim, f"run {run.id} is paused")',
+        cut="""ReleaseClaim(run.claim, f"run {run.id} is {'retried' if pause.loss else 'paused'}")""",
         put="",
         tests=(f"{PAUSES}test_a_run_of_which_nothing_is_there_is_paused",),
+    ),
+    Guard(
+        law="3",
+        what="a lost run that was cancelled is not retried",
+        file="workloads/run_turn.py",
+        at="RunTurn._cancel",
+        cut="run.pause is not None",
+        put="False",
+        tests=(f"{RETRIES}test_the_cancelled_loss_is_not_retried",),
+    ),
+    Guard(
+        law="6",
+        what="a run that is lost again and again without a new checkpoint is not retried for ever",
+        file="workloads/run_turn.py",
+        at="RunTurn._has_retry",
+        cut="losses.unchanged < runs.LOSSES_UNCHANGED_MAX",
+        put="True",
+        tests=(f"{RETRIES}test_a_run_that_is_lost_three_times_at_the_same_checkpoint_is_not_retried",),
+    ),
+    Guard(
+        law="6",
+        what="a lost run is retried by the next controller, too",
+        file="controller/retry_timer.py",
+        at="RetryTimer._follow",
+        cut="at is not None",
+        put="at is not None and not change.is_reload",
+        tests=(f"{RETRY_TIMER}test_another_controller_resumes_it",),
     ),
     Guard(
         law="3",

@@ -85,6 +85,7 @@ def job_spec(shape: JobShape) -> JobSpec:
         appliance=WorkflowPart(ApplianceJobType(part.kind), part.workflow) if part is not None else None,
         preemptible=bool(shape.preemptible),
         resume_args=shape.resume_args or (),
+        retries=shape.retries or 0,
     )
 
 

@@ -410,6 +410,7 @@ def run_body(view: RunView, caller: Caller) -> RunBody:
         checkpoint_fault=run.checkpoint_fault or None,
         resumed_from=checkpoint_body(run.id, run.resumed_from) if run.resumed_from is not None else None,
         pause=_pause_body(run.pause) if run.pause is not None else None,
+        retries_used=run.loss_record.count if run.loss_record is not None else None,
     )
 
 
@@ -421,7 +422,12 @@ def _priority(view: RunView) -> int:
 
 def _pause_body(pause: RunPause) -> PauseBody:
     stops_at = add_seconds(pause.asked_at, pause.timeout_s)
-    return PauseBody(by=pause.by, asked_at=format_time(pause.asked_at), stops_at=format_time(stops_at))
+    return PauseBody(
+        by=pause.by,
+        asked_at=format_time(pause.asked_at),
+        stops_at=format_time(stops_at),
+        resumes_at=_time(pause.resume_at),
+    )
 
 
 def checkpoint_body(run: RunId, found: RunCheckpoint) -> CheckpointBody:

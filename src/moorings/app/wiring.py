@@ -264,7 +264,8 @@ async def assemble(
         if kubernetes is not None:
             folder = data / KUBERNETES_RUNS
             engines["kubernetes"] = make_kubernetes_engine(kubernetes, folder, installation, clock, os.environ)
-        running = RunManager(loop, engines, hardware, clock, installation)
+        ids = RandomIds()
+        running = RunManager(loop, engines, hardware, clock, ids, installation)
         keys = AccessKeyManager(store, clock, pepper, key_lifetime_s)
         controller = Controller(
             loop=loop,
@@ -273,7 +274,7 @@ async def assemble(
             engines=engines,
             keys=keys,
             clock=clock,
-            ids=RandomIds(),
+            ids=ids,
             installation=installation,
         )
         await loop.load()

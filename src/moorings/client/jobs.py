@@ -35,6 +35,7 @@ def job_shape(job: JobSpec) -> JobShape:
         appliance=ApplianceShape(kind=part.kind, workflow=part.workflow) if part is not None else None,
         preemptible=job.preemptible or None,
         resume_args=job.resume_args or None,
+        retries=job.retries or None,
     )
 
 

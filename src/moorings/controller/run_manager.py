@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 from moorings.controller.driver_manager import DriverManager, partition_spec
 from moorings.controller.loop import CommittedChange, TurnLoop
+from moorings.controller.retry_timer import RetryTimer
 from moorings.core.model.access import RUN_OWNER_PREFIXES
 from moorings.core.model.bindings import NO_BINDING, NO_DEVICES_BINDING, Binding
 from moorings.core.model.claims import ClaimState, PartitionId
@@ -21,7 +22,7 @@ from moorings.core.model.inputs import ReleaseClaim
 from moorings.core.model.partitions import Partition, PartitionState
 from moorings.core.model.timestamps import add_seconds
 from moorings.core.reconcile import find_orphans
-from moorings.ports.clock import Clock
+from moorings.ports.clock import Clock, Ids
 from moorings.ports.engine import Engine, RunSubmission
 from moorings.workloads.checkpoints import newest_whole
 from moorings.workloads.run_turn import RunRejected, claim_owner
@@ -41,7 +42,13 @@ class RunManager:
     """Makes engines do what the runs' states require."""
 
     def __init__(
-        self, loop: TurnLoop, engines: Mapping[str, Engine], hardware: DriverManager, clock: Clock, installation: str
+        self,
+        loop: TurnLoop,
+        engines: Mapping[str, Engine],
+        hardware: DriverManager,
+        clock: Clock,
+        ids: Ids,
+        installation: str,
     ) -> None:
         self.engines = engines
         self._loop = loop
@@ -52,6 +59,7 @@ class RunManager:
         self._submitting: set[RunId] = set()
         self._fenced = {name: asyncio.Event() for name in engines}
         self._closing = False
+        self._retries = RetryTimer(loop, clock, ids)
         loop.subscribe(self._follow)
 
     async def serve(self) -> None:
@@ -61,6 +69,7 @@ class RunManager:
                 for engine in self.engines.values():
                     group.create_task(self._watch(engine), name=f"watch-{engine.name}")
                 group.create_task(self._sweep_orphans(), name="orphans")
+                group.create_task(self._retries.serve(), name="retries")
         finally:
             self._closing = True
             tasks = list(self._acts.values())

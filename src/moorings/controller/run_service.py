@@ -35,7 +35,7 @@ from moorings.workloads.appliance import (
 from moorings.workloads.checkpoints import RunCheckpoint, newest_whole
 from moorings.workloads.jobs import JobSpec, check_job, claim_spec_for, job_size_bytes
 from moorings.workloads.run_turn import CancelRun, CreateRun, LabelRun, PauseRun, ResumeRun
-from moorings.workloads.runs import ENDED, Run, RunId, RunState
+from moorings.workloads.runs import ENDED, Run, RunId, RunPause, RunState, retry_delay_s
 
 log = logging.getLogger("moorings.controller")
 
@@ -433,7 +433,7 @@ class RunService:
         if run.engine not in self._engines and not run.is_ended:
             reason = Reason("engine.unknown", f"its engine {run.engine} is not set up here now; nothing of it is lost")
         if run.state is RunState.PAUSED and run.pause is not None:
-            reason = Reason("run.paused", f"it was {run.pause.reason}", hint=f"moor resume {run.id}")
+            reason = _paused_reason(run, run.pause)
         if reason is None and claim is not None:
             reason = self._reasons.driver_delay(claim) or claim.reason
         partition = self._loop.fleet.partitions.get(partition_of(claim)) if claim is not None else None
@@ -453,6 +453,15 @@ def _named_checkpoint(run: Run, path: str) -> RunCheckpoint:
     if not found.is_whole:
         raise MooringsError("checkpoint.invalid", f"{found.path} is not whole: {found.why}", hint=hint)
     return found
+
+
+def _paused_reason(run: Run, pause: RunPause) -> Reason:
+    hint = f"moor resume {run.id}"
+    if pause.resume_at is None or run.loss_record is None:
+        return Reason("run.paused", f"it was {pause.reason}", hint=hint)
+    count = run.loss_record.count
+    retry = f"retry {count} of {run.job.retries} follows {retry_delay_s(count):g} s after that"
+    return Reason("run.retrying", f"its last attempt was lost: {pause.loss}; {retry}", hint=hint)
 
 
 def _unknown(ident: str) -> MooringsError:

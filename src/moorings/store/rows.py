@@ -37,7 +37,7 @@ from moorings.ports.store import EventRow as Numbered
 from moorings.workloads.appliance import ApplianceJobType, WorkflowPart
 from moorings.workloads.checkpoints import RunCheckpoint
 from moorings.workloads.jobs import Accelerators, JobSpec, JobSummary, Resources, summarize_job
-from moorings.workloads.runs import Run, RunId, RunPause, RunState
+from moorings.workloads.runs import LossRecord, Run, RunId, RunPause, RunState
 
 Value = str | int | None
 RowTuple = tuple[Value, ...]
@@ -276,13 +276,17 @@ def run_row(run: Run, job: JobSpec | None) -> RowTuple:
 
 
 def _checkpoints_text(run: Run) -> str | None:
-    if not run.checkpoints and not run.checkpoint_fault and run.resumed_from is None and run.pause is None:
+    later = {
+        "chosen_at": run.chosen_at,
+        "pause": to_plain(run.pause) if run.pause is not None else None,
+        "loss_record": to_plain(run.loss_record) if run.loss_record is not None else None,
+    }
+    later = {name: value for name, value in later.items() if value is not None}
+    if not run.checkpoints and not run.checkpoint_fault and run.resumed_from is None and not later:
         return None
     given = to_plain(run.resumed_from) if run.resumed_from is not None else None
     found = [to_plain(each) for each in run.checkpoints]
-    chosen = {"chosen_at": run.chosen_at} if run.chosen_at is not None else {}
-    pause = {"pause": to_plain(run.pause)} if run.pause is not None else {}
-    return _encode({"found": found, "fault": run.checkpoint_fault, "resumed_from": given, **chosen, **pause})
+    return _encode({"found": found, "fault": run.checkpoint_fault, "resumed_from": given, **later})
 
 
 def labels_text(labels: Mapping[str, str]) -> str:
@@ -341,6 +345,7 @@ def parse_run(
         resumed_from=from_plain(RunCheckpoint, saved["resumed_from"]) if saved["resumed_from"] is not None else None,
         chosen_at=_instant(saved.get("chosen_at")),
         pause=from_plain(RunPause, saved["pause"]) if "pause" in saved else None,
+        loss_record=from_plain(LossRecord, saved["loss_record"]) if "loss_record" in saved else None,
     )
 
 
@@ -353,6 +358,7 @@ def _job_text(job: JobSpec) -> str:
         "appliance": {"kind": part.kind.value, "workflow": part.workflow} if part is not None else None,
         "preemptible": job.preemptible or None,
         "resume_args": list(job.resume_args) or None,
+        "retries": job.retries or None,
     }
     return _encode(
         {

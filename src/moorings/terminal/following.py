@@ -191,6 +191,8 @@ class RunFollower:
 
 
 def _paused_text(run: RunBody) -> str:
+    if run.pause is not None and run.pause.resumes_at is not None and run.reason is not None:
+        return run.reason.message
     return f"it is paused, and stays so; 'moor resume {run.id}' lets it wait again"
 
 

@@ -40,7 +40,7 @@ from moorings.core.model.errors import MooringsError
 from moorings.core.model.events import canonical_json
 from moorings.core.model.partitions import Partition, PartitionState
 from moorings.core.model.reasons import Reason
-from moorings.core.model.timestamps import Timestamp
+from moorings.core.model.timestamps import SECOND, Timestamp
 from moorings.core.model.topology import Block
 from moorings.ports.store import (
     Changes,
@@ -70,7 +70,7 @@ from moorings.testing.store_lists import OpenStore
 from moorings.workloads.checkpoints import CheckpointRule, RunCheckpoint
 from moorings.workloads.jobs import Accelerators, JobSpec, Resources, summarize_job
 from moorings.workloads.runs import ENDED as ENDED_RUNS
-from moorings.workloads.runs import Run, RunId, RunPause, RunState
+from moorings.workloads.runs import LossRecord, Run, RunId, RunPause, RunState
 
 LARGE_TURN = 77  # records of each kind; not a round number, whatever batch size an implementation has
 KILL_AFTER = (1, 4, 9)  # commits of a process before it is killed
@@ -288,7 +288,7 @@ class StoreSuite(StoreHistoryTests):
     def test_a_run_is_paused_and_gets_another_claim(self, store: Store, epoch: Epoch) -> None:
         run, first, second = a_run(1), a_claim(1), a_claim(2)
         store.commit(epoch, Changes(claims=[(first, NEW)], runs=[(run, NEW)], jobs=jobs_for(run)))
-        pause = RunPause("ann", NOW, 60.0, 7)
+        pause = RunPause("ann", NOW, 60.0, 7, "its partition disappeared", Timestamp(NOW + SECOND))
         paused = replace(run, state=RunState.PAUSED, version=2, attempt=1, pause=pause)
         store.commit(epoch, Changes(runs=[(paused, ExpectedVersion(1))]))
         assert store.load_unended().runs == (paused,)
@@ -301,6 +301,7 @@ class StoreSuite(StoreHistoryTests):
             pause=None,
             resumed_from=chosen,
             chosen_at=NOW,
+            loss_record=LossRecord(2, chosen.path, 1),
         )
         store.commit(epoch, Changes(claims=[(second, NEW)], runs=[(resumed, ExpectedVersion(2))]))
         assert store.load_unended().runs == (resumed,)

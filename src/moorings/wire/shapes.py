@@ -108,6 +108,7 @@ class JobShape:
     appliance: ApplianceShape | None = None
     preemptible: bool | None = None
     resume_args: tuple[str, ...] | None = None
+    retries: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -459,11 +460,15 @@ class CheckpointBody:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PauseBody:
-    """The pause of a run: who asked for it, and when. About ``stopsAt`` it is stopped, whatever it has saved."""
+    """The pause of a run: who asked for it, and when. About ``stopsAt`` it is stopped, whatever it has saved.
+
+    ``resumesAt``: an attempt of it was lost, and it resumes by itself then.
+    """
 
     by: str
     asked_at: str
     stops_at: str
+    resumes_at: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -502,6 +507,7 @@ class RunBody:
     checkpoint_fault: str | None = None
     resumed_from: CheckpointBody | None = None
     pause: PauseBody | None = None
+    retries_used: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@
     project = "default"
     priority = 0
     preemptible = false           # may be stopped for a guaranteed claim, and resumes later
+    retries = 0                   # how often it resumes after the loss of its machine or devices
 
     [accelerators]
     kind = "ipu"
@@ -60,6 +61,7 @@ COMMAND_ARGS_MAX = 4096
 COMMAND_CHARS_MAX = 131_072
 ENVIRONMENT_CHARS_MAX = 262_144
 TASKS_MAX = 4096
+RETRIES_MAX = 100
 
 _JOB_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}")
@@ -107,6 +109,7 @@ class JobSpec:
         appliance: its part in a workflow of an appliance.
         preemptible: may be asked to yield: it is warned, stopped, and started again later.
         resume_args: further arguments of an attempt that resumes; ``{}`` in them is the checkpoint's path.
+        retries: how often it resumes after an attempt was lost through no fault of its program.
     """
 
     name: str
@@ -127,6 +130,7 @@ class JobSpec:
     appliance: WorkflowPart | None = field(default=None, metadata=OMIT_IF_DEFAULT)
     preemptible: bool = field(default=False, metadata=OMIT_IF_DEFAULT)
     resume_args: tuple[str, ...] = field(default=(), metadata=OMIT_IF_DEFAULT)
+    retries: int = field(default=0, metadata=OMIT_IF_DEFAULT)
 
     def resumed_command(self, checkpoint: str | None) -> tuple[str, ...]:
         """The command of an attempt that resumes from a checkpoint, or of one that begins."""
@@ -158,6 +162,7 @@ class JobSummary:
     checkpoint_directory: str | None = None
     appliance: WorkflowPart | None = None
     body_bytes: int = 0
+    retries: int = field(default=0, metadata=OMIT_IF_DEFAULT)
 
 
 def summarize_job(job: JobSpec, body_bytes: int = 0) -> JobSummary:
@@ -171,6 +176,7 @@ def summarize_job(job: JobSpec, body_bytes: int = 0) -> JobSummary:
         checkpoint_directory=job.checkpoint_directory,
         appliance=job.appliance,
         body_bytes=body_bytes,
+        retries=job.retries,
     )
 
 
@@ -206,6 +212,7 @@ def check_job(job: JobSpec) -> JobSpec:
     for name, length_s in (("warn", job.checkpoint.warn_s), ("grace", job.checkpoint.grace_s)):
         if not 0 <= length_s <= TIME_LIMIT_S_MAX:  # nor NaN
             raise MooringsError("job.invalid", f"{name} {length_s:g} s is out of range", hint="use 0 s to 366 days")
+    _check_retries(job)
     _check_environment(job.environment)
     check_labels(job.labels)
     if job.appliance is not None:
@@ -224,6 +231,17 @@ def _check_texts(job: JobSpec) -> None:
     texts = (*job.command, *job.resume_args, job.workdir, job.checkpoint_directory or "", *job.environment.values())
     if any("\0" in text for text in texts):
         raise MooringsError("job.invalid", "a command, folder or variable holds a NUL character")
+
+
+def _check_retries(job: JobSpec) -> None:
+    if not 0 <= job.retries <= RETRIES_MAX:
+        raise MooringsError("job.invalid", f"{job.retries} retries are out of range", hint=f"use 0 to {RETRIES_MAX}")
+    if job.retries and not (job.checkpoint.resumable and job.checkpoint_directory is not None):
+        raise MooringsError(
+            "job.invalid",
+            "only a job that resumes from a checkpoint is retried; any other would begin again",
+            hint="'resumable = true' and 'directory' in [checkpoint] of its job file",
+        )
 
 
 def _check_environment(environment: Mapping[str, str]) -> None:
@@ -306,6 +324,7 @@ def parse_job(
         image=image,
         preemptible=top.boolean("preemptible", default=False),
         resume_args=resume_args,
+        retries=top.integer("retries", 0),
     )
     top.reject_unknown_keys()
     try:

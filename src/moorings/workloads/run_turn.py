@@ -324,9 +324,13 @@ class RunTurn:
                 return [YieldClaim(claim.id, f"run {run.id} had not started")]
         elif claim.state is ClaimState.RECLAIMING and run.state in (RunState.STARTING, RunState.RUNNING):
             self._move(run, RunEvent.YIELD, "run.yielding", {"why": _reason(claim), "until": claim.asked_until})
+        elif claim.state is ClaimState.LOST and waiting and self._has_retry(run):
+            return self._paused(run, self._retry_pause(run, _reason(claim)))
         elif claim.state is ClaimState.FAILED or (claim.state is ClaimState.LOST and waiting):
             return self._end(run, EndRecord(EndReason.NOT_STARTED, 1, detail=_reason(claim)))
         elif claim.state is ClaimState.LOST and run.state in (RunState.STARTING, RunState.RUNNING, RunState.YIELDING):
+            if run.pause is None and self._has_retry(run):
+                run = replace(run, pause=self._retry_pause(run, _reason(claim)))
             self._move(run, RunEvent.STOP, "run.stopping", {"why": _reason(claim)}, _reason(claim))
         return []
 
@@ -425,16 +429,20 @@ class RunTurn:
         if run.state in (RunState.WAITING, RunState.PAUSED):
             return self._end(run, EndRecord(EndReason.CANCELLED, 143, detail=why))
         if run.state is not RunState.STOPPING:
-            self._move(run, RunEvent.STOP, "run.stopping", {"why": why}, why)
+            self._move(replace(run, pause=None), RunEvent.STOP, "run.stopping", {"why": why}, why)
+        elif run.pause is not None:
+            cancelled = runs.cancel_pause(run, why)
+            self._save(cancelled, run)
+            self._emit_event("run.stopping", cancelled, {"why": why})
         return []
 
     def _pause(self, given: PauseRun, run: Run | None) -> list[ClaimInput]:
         if run is None or run.is_ended:
             raise MooringsError("run.ended", f"run {given.run} has ended; there is nothing to pause")
+        if run.pause is not None:
+            return self._hold(given, run, run.pause)
         if run.state is RunState.STOPPING:
             raise MooringsError("run.not_pausable", f"run {run.id} is being stopped: {run.stop_reason}")
-        if run.pause is not None:
-            return []
         self._check_pausable(run)
         pause = RunPause(given.by, self.now, given.timeout_s, self._priority_of(run))
         if run.state is RunState.WAITING:
@@ -443,6 +451,16 @@ class RunTurn:
         pausing = runs.begin_pause(yielding, pause)
         self._save(pausing, run)
         self._emit_event("run.pausing", pausing, {"by": pause.by, "timeout_s": pause.timeout_s})
+        return []
+
+    def _hold(self, given: PauseRun, run: Run, before: RunPause) -> list[ClaimInput]:
+        """Pause a run that is paused already; one that would be retried waits until it is resumed."""
+        if not before.loss:
+            return []
+        held = runs.begin_pause(run, replace(before, by=given.by, asked_at=self.now, loss="", resume_at=None))
+        self._save(held, run)
+        name = "run.paused" if run.state is RunState.PAUSED else "run.pausing"
+        self._emit_event(name, held, {"why": f"paused by {given.by}"})
         return []
 
     def _check_pausable(self, run: Run) -> None:
@@ -474,14 +492,36 @@ class RunTurn:
         return claim.spec.priority if claim is not None else run.job.priority
 
     def _paused(self, run: Run, pause: RunPause, lost: Mapping[str, object] | None = None) -> list[ClaimInput]:
-        """Nothing of a run that is being paused is left: its claim is released."""
-        assert run.claim is not None
+        """Nothing of a run that is being paused, or was lost, is left: its claim is released."""
         before = self.run(run.id)
         assert before is not None
+        if run.state in (RunState.STARTING, RunState.RUNNING):
+            run = runs.step(run, RunEvent.YIELD, self.now)
+        assert run.claim is not None
         paused = runs.apply_pause(run, pause, self.now)
+        data = {"why": pause.reason, "attempt": paused.attempt, **(lost or {})}
+        if pause.loss:
+            paused = runs.retry_pause(paused, pause, self.now)
+            assert paused.pause is not None
+            assert paused.loss_record is not None
+            data |= {
+                "resume_at": paused.pause.resume_at,
+                "retry": paused.loss_record.count,
+                "retries": paused.job.retries,
+            }
         self._save(paused, before)
-        self._emit_event("run.paused", paused, {"why": pause.reason, "attempt": paused.attempt, **(lost or {})})
-        return [ReleaseClaim(run.claim, f"run {run.id} is paused")]
+        self._emit_event("run.retrying" if pause.loss else "run.paused", paused, data)
+        return [ReleaseClaim(run.claim, f"run {run.id} is {'retried' if pause.loss else 'paused'}")]
+
+    def _has_retry(self, run: Run) -> bool:
+        """Whether it is retried if its attempt is lost."""
+        losses = runs.after_loss(run)
+        return (
+            losses.count <= run.job.retries and losses.unchanged < runs.LOSSES_UNCHANGED_MAX and self._can_resume(run)
+        )
+
+    def _retry_pause(self, run: Run, loss: str) -> RunPause:
+        return RunPause("the controller", self.now, 0.0, self._priority_of(run), loss)
 
     def _resume(self, given: ResumeRun, run: Run | None) -> list[ClaimInput]:
         if run is None or run.is_ended:
@@ -550,12 +590,19 @@ class RunTurn:
         if seen.phase is RunPhase.RUNNING and run.state is RunState.STARTING:
             self._move(run, RunEvent.STARTED, "run.started")
         elif seen.phase is RunPhase.ENDED and seen.end is not None:
+            if run.pause is not None and seen.end.ending in _RESUMABLE_END_REASONS:  # it has lost its partition
+                return self._paused(run, run.pause, _lost_work(run, seen))
             if seen.end.ending is EndReason.YIELDED and run.state is not RunState.STOPPING and self._can_resume(run):
                 return self._pause_unasked(run, seen)
+            if seen.end.ending is EndReason.LOST and run.state is not RunState.STOPPING and self._has_retry(run):
+                loss = seen.end.detail or "its supervisor died"
+                return self._paused(run, self._retry_pause(run, loss), _lost_work(run, seen))
             return self._end(run, seen.end)
         elif (
             seen.phase is RunPhase.ABSENT and run.state is RunState.STOPPING and (run.started_at is None or run.attempt)
         ):
+            if run.pause is not None:
+                return self._paused(run, run.pause)
             return self._end(
                 run, EndRecord(EndReason.CANCELLED, 143, detail=run.stop_reason)
             )  # stopped before it began
@@ -592,9 +639,8 @@ class RunTurn:
 
     def _pause_unasked(self, run: Run, seen: RunStatus) -> list[ClaimInput]:
         """It has yielded, and no record asks for that: the database was turned back to before the request."""
-        yielding = runs.step(run, RunEvent.YIELD, self.now)
         pause = RunPause("the controller after a restore", self.now, 0.0, self._priority_of(run))
-        return self._paused(yielding, pause, _lost_work(run, seen))
+        return self._paused(run, pause, _lost_work(run, seen))
 
     def _apply_external_status(self, run: Run, seen: RunStatus) -> Run:
         """The run after another scheduler's changes: its id there, and its partition."""
@@ -618,6 +664,9 @@ class RunTurn:
             and claim.state is ClaimState.LOST
         ):
             end = replace(end, ending=EndReason.NO_PARTITION, detail=_reason(claim))  # no caller asked it to stop
+        lost = end.ending is EndReason.LOST or (claim is not None and claim.state is ClaimState.LOST)
+        if lost and run.job.retries:
+            end = replace(end, detail=_without_retry(run, end.detail or run.stop_reason))
         ended = runs.apply_end(run, end, self.now)
         self._save(ended, run)
         data = {"state": ended.state, "exit_code": ended.exit_code, "task_codes": list(ended.task_codes)}
@@ -665,6 +714,15 @@ def _lost_work(run: Run, seen: RunStatus) -> dict[str, object]:
         return {}
     since = max(seen.started_at, saved.written_at) if saved is not None else seen.started_at
     return {"lost_s": round(max(0.0, seconds_between(since, ended_at)), 1)}
+
+
+def _without_retry(run: Run, detail: str) -> str:
+    """How a run with retries ended that is not retried after its last loss."""
+    losses = runs.after_loss(run)
+    if losses.unchanged >= runs.LOSSES_UNCHANGED_MAX:
+        since = f"since {losses.checkpoint}" if losses.checkpoint is not None else "and no checkpoint is whole"
+        return f"{detail}; not retried: it was lost {losses.unchanged} times {since}"
+    return f"{detail}; its retries are used up" if losses.count > run.job.retries else detail
 
 
 def _shortened(command: str) -> str:

@@ -17,7 +17,7 @@ from typing import NewType
 from moorings.core.model.claims import ClaimId
 from moorings.core.model.serialization import OMIT_IF_DEFAULT
 from moorings.core.model.state_machine import terminal_states, transition
-from moorings.core.model.timestamps import Timestamp
+from moorings.core.model.timestamps import Timestamp, add_seconds
 from moorings.workloads.checkpoints import RunCheckpoint, newest_whole
 from moorings.workloads.jobs import JobSummary
 
@@ -92,7 +92,10 @@ NEXT: dict[RunState, dict[RunEvent, RunState]] = {
         RunEvent.STOP: RunState.STOPPING,
         **_RESULTS,
     },
-    RunState.STOPPING: dict(_RESULTS),
+    RunState.STOPPING: {
+        RunEvent.PAUSE: RunState.PAUSED,  # its partition was lost, and it goes on later
+        **_RESULTS,
+    },
     RunState.PAUSED: {RunEvent.RESUME: RunState.WAITING, RunEvent.CANCEL: RunState.CANCELLED},
     RunState.SUCCEEDED: {},
     RunState.FAILED: {},
@@ -136,6 +139,9 @@ class EndRecord:
     ended_at: Timestamp | None = None
     detail: str = ""
 
+
+RETRY_S, RETRY_S_MAX = 10.0, 600.0  # until the first retry of a lost run, and until the last ones
+LOSSES_UNCHANGED_MAX = 3  # a run that is lost so often without a new checkpoint is not retried
 
 SIGTERM_EXIT_CODE, SIGKILL_EXIT_CODE = 128 + 15, 128 + 9  # a shell's codes for TERM and KILL
 TIMEOUT_EXIT_CODE = 124  # the code of timeout(1)
@@ -196,24 +202,43 @@ class RunStatus:
 
 @dataclass(frozen=True, slots=True)
 class RunPause:
-    """A request to pause a run.
+    """A request to pause a run, or the time between the loss of an attempt and its retry.
 
     Attributes:
         by: who asked.
         asked_at: when.
         timeout_s: from when its engine knows it, how long until no process may be left, however little was saved.
         priority: of the claim that was released, which the next one gets.
+        loss: how the attempt was lost that is retried; empty: it was paused on request.
+        resume_at: when it is retried; None: when somebody resumes it, or an attempt's end is not known yet.
     """
 
     by: str
     asked_at: Timestamp
     timeout_s: float
     priority: int
+    loss: str = field(default="", metadata=OMIT_IF_DEFAULT)
+    resume_at: Timestamp | None = field(default=None, metadata=OMIT_IF_DEFAULT)
 
     @property
     def reason(self) -> str:
         """Why the run stops, as a sentence."""
-        return f"paused by {self.by}"
+        return self.loss or f"paused by {self.by}"
+
+
+@dataclass(frozen=True, slots=True)
+class LossRecord:
+    """The attempts of a run that were lost through no fault of its program.
+
+    Attributes:
+        count: how many.
+        checkpoint: path of the newest whole one at the last loss; None: there was none.
+        unchanged: how many losses in a row, up to the last, found the same.
+    """
+
+    count: int
+    checkpoint: str | None
+    unchanged: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,6 +260,7 @@ class Run:
         chosen_at: when it was resumed from that checkpoint by choice: its attempts are given that until it has saved a
             newer one, or is resumed without a choice.
         pause: set while it is being paused, and while it is PAUSED; in no other state.
+        loss_record: its lost attempts that were retried; None: none was.
     """
 
     id: RunId
@@ -260,6 +286,7 @@ class Run:
     resumed_from: RunCheckpoint | None = None
     chosen_at: Timestamp | None = None
     pause: RunPause | None = None
+    loss_record: LossRecord | None = None
 
     @property
     def is_ended(self) -> bool:
@@ -328,6 +355,34 @@ def requeue_yielded(run: Run, now: Timestamp) -> Run:
 def begin_pause(run: Run, pause: RunPause) -> Run:
     """The run with a request to pause it."""
     return replace(run, pause=pause, version=run.version + 1)
+
+
+def cancel_pause(run: Run, why: str) -> Run:
+    """A run that stops, and does not go on afterwards."""
+    return replace(run, pause=None, stop_reason=why, version=run.version + 1)
+
+
+def after_loss(run: Run) -> LossRecord:
+    """The losses of a run with the one of its present attempt."""
+    newest = newest_whole(run.checkpoints)
+    path = newest.path if newest is not None else None
+    if run.loss_record is None:
+        return LossRecord(1, path, 1)
+    unchanged = run.loss_record.unchanged + 1 if run.loss_record.checkpoint == path else 1
+    return LossRecord(run.loss_record.count + 1, path, unchanged)
+
+
+def retry_pause(run: Run, pause: RunPause, now: Timestamp) -> Run:
+    """The PAUSED run with the time of its retry."""
+    losses = after_loss(run)
+    return replace(
+        run, pause=replace(pause, resume_at=add_seconds(now, retry_delay_s(losses.count))), loss_record=losses
+    )
+
+
+def retry_delay_s(count: int) -> float:
+    """How long that retry waits after the loss: twice as long as the one before."""
+    return min(RETRY_S * 2.0 ** min(count - 1, 20), RETRY_S_MAX)
 
 
 def apply_pause(run: Run, pause: RunPause, now: Timestamp) -> Run:

@@ -348,9 +348,10 @@ class Everything(Story):
         self._settle()
 
     def _paused(self) -> None:
-        """Runs that their users pause and resume, with a checkpoint of their choice and without."""
+        """Runs that their users pause and resume, with a checkpoint of their choice and without; one is lost."""
         works, waits, never = (self._run(name) for name in ("works", "waits", "never"))
         works, waits = (replace(run, job=replace(run.job, checkpoint_directory="/c")) for run in (works, waits))
+        works = replace(works, job=replace(works.job, retries=1, checkpoint=replace(CONTRACT, resumable=True)))
         self._turn(works)
         self._settle()
         saved = replace(CHECKPOINT, is_whole=True, why="")
@@ -373,8 +374,12 @@ class Everything(Story):
             *refused,
         )
         self._settle()
+        lost = EndRecord(EndReason.LOST, 137, detail="its supervisor died")
+        self._turn(RunStatus(works.id, RunPhase.ENDED, None, lost, attempt=1))
+        self._turn(ResumeRun(works.id, ClaimId("claim-works-retried"), spec))
+        self._settle()
         done = EndRecord(EndReason.EXITED, 0, (0,))
-        self._turn(*(RunStatus(run.id, RunPhase.ENDED, None, done, attempt=1) for run in (works, waits)))
+        self._turn(*(RunStatus(run.id, RunPhase.ENDED, None, done, attempt=n) for run, n in ((works, 2), (waits, 1))))
         self._settle()
 
     def _moved(self) -> None:
@@ -507,6 +512,7 @@ class Everything(Story):
             appliance=WorkflowPart(ApplianceJobType.EXECUTE, WORKFLOW),
             preemptible=True,
             resume_args=("--resume", "{}"),
+            retries=3,
         )
         ident = RunId(f"run-{name}")
         return CreateRun(

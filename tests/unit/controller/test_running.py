@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from moorings.app.clock import RandomIds
 from moorings.controller.driver_manager import DriverManager
 from moorings.controller.run_manager import (
     ORPHAN_SWEEP_S,
@@ -85,7 +86,8 @@ class Rig(Stepper):
         self.folder = folder
         self.hardware = DriverManager(self.loop, {POOL.name: self.driver}, self.clock, self.installation)
         self.engine = HeldEngine(folder / "runs", self.clock)
-        self.running = RunManager(self.loop, {"local": self.engine}, self.hardware, self.clock, self.installation)
+        ids = RandomIds()
+        self.running = RunManager(self.loop, {"local": self.engine}, self.hardware, self.clock, ids, self.installation)
         self.extra: list[asyncio.Task[None]] = []
 
     def tasks(self) -> list[asyncio.Task[None]]:

@@ -194,6 +194,12 @@ def _runs() -> None:
         turn = RunTurn(RunRegistry([a_run(state=state, job=job)]), {saves.id: saves}.get, later)
         turn.handle_input(pause)
         turn.handle_input(endings[0])
+    lost = replace(saves, state=ClaimState.LOST)
+    turn = RunTurn(
+        RunRegistry([a_run(state=RunState.RUNNING, job=replace(job, retries=1))]), {lost.id: lost}.get, later
+    )
+    turn.apply_claim_changes([lost])
+    turn.handle_input(RunStatus(run.id, RunPhase.ABSENT))
     resume = ResumeRun(run.id, ClaimId("claim-next"), saves.spec)
     paused = a_run(state=RunState.PAUSED, pause=RunPause("ann", NOW, 60.0, 0))
     RunTurn(RunRegistry([paused]), lambda _: None, later).handle_input(resume)

@@ -295,7 +295,8 @@ def test_a_run_that_has_yielded_and_that_no_record_asked_to_is_paused(state: Run
 
 
 def test_a_run_that_was_cancelled_while_it_was_being_paused_is_neither_paused_nor_resumed():
-    now = turn(a_run(state=RunState.STOPPING, pause=PAUSED, stop_reason="ann asked"))
+    now = turn(a_run(state=RunState.YIELDING, pause=PAUSED))
+    now.handle_input(CancelRun(RUN, "ann asked"))
     for given, code in ((PAUSE, "run.not_pausable"), (resume(), "run.not_paused")):
         with pytest.raises(MooringsError, match=r"being stopped|is STOPPING") as refused:
             now.handle_input(given)

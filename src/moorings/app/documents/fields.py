@@ -33,6 +33,7 @@ from moorings.workloads.jobs import (
     COMMAND_CHARS_MAX,
     ENVIRONMENT_CHARS_MAX,
     JOB_NAME_CHARS_MAX,
+    RETRIES_MAX,
     TASKS_MAX,
 )
 
@@ -121,6 +122,10 @@ FIELDS: dict[tuple[str, str], tuple[str, str]] = {
     ("JobShape", "resumeArgs"): (
         "a list of texts, one with `{}`",
         "Appended to the command of an attempt that resumes; `{}` is the checkpoint's path.",
+    ),
+    ("JobShape", "retries"): (
+        f"0 to {RETRIES_MAX}",
+        "How often it resumes after the loss of its machine or devices; 0 if left out.",
     ),
     ("JobShape", "preemptible"): ("true or false", "Whether it may be asked to yield; it goes on later."),
     ("JobShape", "appliance"): ("[ApplianceShape](#applianceshape)", "Its part in a workflow of an appliance."),

@@ -103,6 +103,11 @@ JOB: tuple[FileKey, ...] = (
         *("", "preemptible", "boolean", "false", ""),
         "May be preempted by a project whose guarantee needs its devices; it keeps its place and is restarted later.",
     ),
+    FileKey(
+        *("", "retries", "integer", "0", f"0 to {jobs.RETRIES_MAX}"),
+        "How often the job resumes after its machine or its devices were lost. Only for a job with `resumable` and "
+        "`directory`. An exit of its own, running out of memory too, is a result and not retried.",
+    ),
     FileKey("accelerators", "kind", "string", '"ipu"', "a pool's kind", "Kind of accelerator."),
     FileKey("accelerators", "size", "integer", "1", f"1 to {SIZE_MAX:,}", "Devices of the whole job."),
     FileKey(

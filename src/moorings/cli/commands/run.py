@@ -71,6 +71,7 @@ class RunCommand(MoorCommand):
 @click.option("--priority", type=int, metavar="N", help="Higher is first (0).")
 @click.option("--project", metavar="NAME", help="Project (default).")
 @click.option("--preemptible", is_flag=True, help="The job may be preempted; it resumes later.")
+@click.option("--retries", type=int, metavar="N", help="Resume so often after the loss of its machine or devices (0).")
 @click.option("--env", multiple=True, metavar="NAME[=VALUE]", help="Give the job a variable; PATH it always has.")
 @click.option("--chdir", metavar="DIR", help="Working folder (this one, or the job file's).")
 @click.option(
@@ -100,6 +101,7 @@ def run(
     priority: int | None,
     project: str | None,
     preemptible: bool,
+    retries: int | None,
     env: tuple[str, ...],
     chdir: str | None,
     engine: str,
@@ -124,6 +126,7 @@ def run(
         priority=priority,
         project=project,
         preemptible=preemptible,
+        retries=retries,
         environment=env,
         workdir=chdir,
         image=image,
@@ -242,6 +245,7 @@ class JobFlags:
     priority: int | None = None
     project: str | None = None
     preemptible: bool = False
+    retries: int | None = None
     environment: tuple[str, ...] = ()
     workdir: str | None = None
     image: str | None = None
@@ -331,6 +335,7 @@ def _with_flags(job: JobSpec, flags: JobFlags, environment: Mapping[str, str], f
         priority=flags.priority if flags.priority is not None else job.priority,
         project=flags.project if flags.project is not None else job.project,
         preemptible=flags.preemptible or job.preemptible,
+        retries=flags.retries if flags.retries is not None else job.retries,
         environment={**job.environment, **_variables(flags.environment, environment)},
         workdir=str((folder / flags.workdir).absolute()) if flags.workdir is not None else job.workdir,
         image=flags.image if flags.image is not None else job.image,

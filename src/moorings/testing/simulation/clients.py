@@ -101,10 +101,14 @@ class ClientPool:
     Args:
         stage: the surroundings.
         serving: the controllers that answer requests now: the leader, or one that still believes it leads.
+        retries: of the jobs that can be resumed.
     """
 
-    def __init__(self, stage: SimulationContext, serving: Callable[[], SimulatedController | None]) -> None:
+    def __init__(
+        self, stage: SimulationContext, serving: Callable[[], SimulatedController | None], retries: int
+    ) -> None:
         self.stage = stage
+        self.retries = retries
         self.serving = serving
         self.told: dict[tuple[str, str], KeyedResult] = {}
         self.keys = 0
@@ -480,6 +484,8 @@ class SimulatedClient:
             checkpoint=CheckpointContract(resumable=self._chance.random() < 0.5),
             checkpoint_directory="/c",
         )
+        if job.checkpoint.resumable:
+            job = replace(job, retries=self._crowd.retries)
         engine = SCHEDULER if self._chance.random() < QUEUED_OF else LOCAL
         within: str | None = None
         if self._chance.random() < APPLIANCE_OF:

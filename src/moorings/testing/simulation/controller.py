@@ -166,7 +166,7 @@ class SimulatedController:
             record_position=mark.record if mark is not None else None,
         )
         engines = {name: FaultyEngine(stage, life, name) for name in (LOCAL, SCHEDULER)}
-        running = RunManager(loop, engines, hardware, clock, stage.installation)
+        running = RunManager(loop, engines, hardware, clock, stage.ids, stage.installation)
         controller = Controller(
             loop=loop,
             store=store,

@@ -22,6 +22,7 @@ from moorings.controller.replay import Replay
 from moorings.core.model.claims import ClaimState
 from moorings.core.model.devices import PoolName
 from moorings.core.model.errors import MooringsError
+from moorings.core.model.timestamps import add_seconds
 from moorings.core.model.topology import AnySubset, Block, Catalogue, Pool, PowerOfTwo
 from moorings.core.scheduling.explain import explain_wait
 from moorings.drivers.simulated.driver import SimulatedDriver
@@ -40,7 +41,7 @@ from moorings.testing.simulation.fault_plan import FaultPlan
 from moorings.testing.simulation.guarantee_checker import GuaranteeChecker
 from moorings.testing.simulation.guarantee_rush import make_rush_clients
 from moorings.testing.simulation.invariant_checker import InvariantChecker, left_over
-from moorings.testing.simulation.pauses import PausingAdmin, has_pauses
+from moorings.testing.simulation.pauses import RETRIES, PausingAdmin, has_pauses
 from moorings.testing.simulation.process import Threads, adopting
 from moorings.testing.simulation.rewind import RewindableDatabase
 from moorings.testing.simulation.scheduler import SimulatedScheduler
@@ -55,6 +56,7 @@ STEPS = 5_000  # of an episode, by default
 RESTART_S_MAX = 3.0
 CLIENTS_MAX = 14
 SETTLE_S = 90.0
+OVERDUE_S = 60.0  # after the time of a retry
 DRAIN_S = 1_200.0  # in virtual time
 EVENTS_A_READ = 1_000
 IN_MEMORY = Path("/dev/shm")  # noqa: S108 - a database there costs no disk; where there is none, the temporary folder
@@ -217,7 +219,7 @@ class Episode:
         self._rivals: list[SimulatedController] = []
         self._over: asyncio.Future[None] = loop.create_future()
         self.story.on_end = self._stop
-        self._crowd = ClientPool(self._stage, self._serving)
+        self._crowd = ClientPool(self._stage, self._serving, RETRIES if has_pauses(seed) else 0)
         self._trouble = FaultInjector(self._stage, witness, self)
 
     def _check(self) -> None:
@@ -405,6 +407,10 @@ class Episode:
         if loop is None:
             self.story.break_law(0, "no controller serves, long after the last fault")
             return
+        overdue = add_seconds(loop.clock.now(), -OVERDUE_S)
+        for run in loop.runs.by_id.values():
+            if run.pause is not None and run.pause.resume_at is not None and run.pause.resume_at < overdue:
+                self.story.break_law(7, f"run {run.id} was to be retried at {run.pause.resume_at}, and is {run.state}")
         for claim in loop.fleet.pending_claims():
             wait = explain_wait(loop.fleet, claim, loop.clock.now())
             if wait.reasons[0].code == "queue.next_turn":

@@ -1,4 +1,4 @@
-"""An admin who pauses and resumes the runs of everybody, in some episodes.
+"""An admin who pauses and resumes the runs of everybody, in some episodes; lost runs are retried there.
 
 With randomness of its own, so that in all other episodes nothing changes.
 """
@@ -15,6 +15,7 @@ from moorings.workloads.runs import Run, RunId, RunState
 PAUSES_EVERY, PAUSES_AT = 9, 2  # seeds
 REWOUND_EVERY, REWOUND_AT = 27, 5  # seeds in which the database is turned back, too
 THINK_S = 1.0
+RETRIES = 2  # of jobs that can be resumed, in these episodes
 MAYBE_PAUSED = (RunState.WAITING, RunState.STARTING, RunState.RUNNING, RunState.YIELDING)
 
 
