@@ -98,7 +98,7 @@ class ResumeRun:
     Attributes:
         claim: id of its next claim.
         spec: of that claim; it gets the priority that the last one had.
-        role: of the caller.
+        role: of the caller; None: its retry is due.
         chosen: the checkpoint to resume from; None: the newest whole one.
     """
 
@@ -537,6 +537,8 @@ class RunTurn:
         priority = run.pause.priority if most is None else min(run.pause.priority, most)
         self._rollback = self._rollback_to(run.id, given.claim)
         waiting = runs.apply_resume(run, given.claim, given.chosen, self.now)
+        if given.role is not None:  # somebody has looked at it
+            waiting = runs.forgive_losses(waiting)
         self._claims[given.claim] = run.id
         self._save(waiting, run)
         self._emit_event("run.resumed", waiting, {"resume_from": given.chosen.path} if given.chosen else None)

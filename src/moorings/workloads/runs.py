@@ -372,6 +372,12 @@ def after_loss(run: Run) -> LossRecord:
     return LossRecord(run.loss_record.count + 1, path, unchanged)
 
 
+def forgive_losses(run: Run) -> Run:
+    """The run whose losses at the same checkpoint are counted anew; their number stays."""
+    record = run.loss_record
+    return run if record is None else replace(run, loss_record=replace(record, unchanged=0))
+
+
 def retry_pause(run: Run, pause: RunPause, now: Timestamp) -> Run:
     """The PAUSED run with the time of its retry."""
     losses = after_loss(run)

@@ -144,6 +144,16 @@ def test_a_run_that_is_lost_three_times_at_the_same_checkpoint_is_not_retried() 
     assert now_of(now).loss_record == LossRecord(3, SAVED.path, 1)
 
 
+def test_whoever_resumes_it_by_hand_lets_it_be_lost_at_the_same_checkpoint_again() -> None:
+    stuck = run_of(checkpoints=(SAVED,), loss_record=LossRecord(2, SAVED.path, 2), job=replace(JOB, retries=9))
+    now = turn(replace(stuck, state=RunState.PAUSED, pause=RunPause("the controller", NOW, 0.0, 3, "its node")))
+    now.handle_input(ResumeRun(RUN, ClaimId("claim-next"), SPEC, Role.USER))
+    assert now_of(now).loss_record == LossRecord(2, SAVED.path, 0)
+    now = turn(replace(now_of(now), state=RunState.RUNNING, claim=CLAIM))
+    now.handle_input(LOST)
+    assert now_of(now).loss_record == LossRecord(3, SAVED.path, 1)
+
+
 def test_the_time_to_a_retry_doubles_up_to_the_longest() -> None:
     assert [retry_delay_s(count) for count in (1, 2, 3)] == [10, 20, 40]
     assert retry_delay_s(RETRIES_MAX) == retry_delay_s(10_000) == RETRY_S_MAX
