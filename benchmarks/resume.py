@@ -25,7 +25,7 @@ from moorings.client.client import Client
 from moorings.client.transport import Endpoint, Transport
 from moorings.core.model.timestamps import Timestamp
 from moorings.engines.checkpoint_scan import NO_LOOK, CheckpointLook, look_at_folder
-from moorings.local.checkpoint_watch import SETTLED_S
+from moorings.engines.checkpoint_watch import SETTLED_S
 from moorings.wire.shapes import CheckpointShape, JobShape, RunRequest
 
 CHECKPOINTS = 1000

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from moorings.core.model.claims import AUTO_SIGNAL, CheckpointContract
+from moorings.core.model.claims import AUTO_SIGNAL, AUTO_SIGNALS, CheckpointContract
 from moorings.core.model.errors import MooringsError
 from moorings.ports.engine import RunSubmission
 from moorings.workloads.runs import RunId
@@ -47,6 +47,17 @@ def parse_signal(name: str, most: int = signal.SIGRTMIN - 1) -> signal.Signals:
     if found is None or not 1 <= found <= min(most, signal.SIGRTMIN - 1):
         raise rejected_error(f"no signal {name[:20]!r} can be sent to a run", "use USR1, USR2, TERM, INT, ...")
     return found
+
+
+def warn_signals(name: str, *, to_yield: bool) -> tuple[signal.Signals, ...]:
+    """Return the signals of a contract's warning, the first choice first.
+
+    By itself TERM warns of a request to yield only: before a time limit a program that ends at it would lose that time.
+    """
+    if name != AUTO_SIGNAL:
+        return (parse_signal(name),)
+    signals = tuple(signal.Signals[f"SIG{each}"] for each in AUTO_SIGNALS)
+    return signals if to_yield else tuple(each for each in signals if each is not signal.SIGTERM)
 
 
 def fixed_warn_signal(contract: CheckpointContract) -> str:

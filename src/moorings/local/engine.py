@@ -28,6 +28,7 @@ from pathlib import Path
 
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.timestamps import Timestamp, seconds_between
+from moorings.engines.checkpoint_watch import CheckpointRecord
 from moorings.engines.fence import FileFence
 from moorings.engines.launch import (
     as_unavailable,
@@ -39,6 +40,7 @@ from moorings.engines.launch import (
 )
 from moorings.engines.logs import TaskLog, read_logs
 from moorings.engines.polling import wait_for_change
+from moorings.engines.processes import boot_id, list_processes, open_pidfd, send_signal
 from moorings.local.finalize import (
     FinalizeResult,
     LastKnownRun,
@@ -48,11 +50,9 @@ from moorings.local.finalize import (
     has_processes,
     stop_leftovers,
 )
-from moorings.local.processes import boot_id, list_processes, open_pidfd, send_signal
 from moorings.local.records import (
     AttemptEnd,
     CancelRecord,
-    CheckpointRecord,
     ProcessIdentity,
     RecordUnreadableError,
     SupervisorStatus,

@@ -21,7 +21,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from moorings.core.model.timestamps import Timestamp
-from moorings.local.processes import (
+from moorings.engines.processes import (
     Process,
     ProcessTable,
     boot_id,

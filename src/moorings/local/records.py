@@ -12,7 +12,6 @@ from typing import TypeVar
 
 from moorings.core.model.serialization import OMIT_IF_DEFAULT, from_plain
 from moorings.core.model.timestamps import Timestamp
-from moorings.workloads.checkpoints import RunCheckpoint
 from moorings.workloads.runs import EndRecord, RunPhase
 
 RecordT = TypeVar("RecordT")
@@ -89,19 +88,6 @@ class YieldRecord:
     reason: str
     by_s: float
     until_saved: bool = field(default=False, metadata=OMIT_IF_DEFAULT)
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointRecord:
-    """The newest checkpoints of one attempt's folder, newest first, as its supervisor last saw them.
-
-    Attributes:
-        fault: why the folder could not be looked at; else empty.
-    """
-
-    attempt: int
-    found: tuple[RunCheckpoint, ...]
-    fault: str = ""
 
 
 def from_json(kind: type[RecordT], text: str | bytes) -> RecordT:

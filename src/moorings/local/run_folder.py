@@ -37,12 +37,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from moorings.core.model.timestamps import Timestamp
+from moorings.engines.checkpoint_watch import CheckpointRecord
 from moorings.engines.run_folder import RunFolder, to_json
 from moorings.files import fsync_path, hold_lock, lock_file, write_atomically
 from moorings.local.records import (
     AttemptEnd,
     CancelRecord,
-    CheckpointRecord,
     RecordDamagedError,
     RecordT,
     RecordUnreadableError,

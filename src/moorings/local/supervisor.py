@@ -26,10 +26,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from moorings.core.model.bindings import Rendezvous, task_environment
-from moorings.core.model.claims import AUTO_SIGNAL, AUTO_SIGNALS
 from moorings.core.model.timestamps import Timestamp
-from moorings.engines.launch import checkpoint_environment
-from moorings.local.checkpoint_watch import CheckpointWatch
+from moorings.engines.checkpoint_watch import CheckpointWatch
+from moorings.engines.launch import checkpoint_environment, warn_signals
+from moorings.engines.processes import (
+    adopt_orphans,
+    boot_id,
+    descendants,
+    die_with_parent,
+    find_signal_receivers,
+    list_processes,
+    read_process,
+    send_signal,
+    warn_task,
+)
 from moorings.local.lifecycle import (
     ObservedRun,
     RunLimits,
@@ -39,17 +49,6 @@ from moorings.local.lifecycle import (
     decide_next,
 )
 from moorings.local.output_limit import OutputLimiter
-from moorings.local.processes import (
-    adopt_orphans,
-    boot_id,
-    descendants,
-    die_with_parent,
-    find_signal_receivers,
-    find_warning_receivers,
-    list_processes,
-    read_process,
-    send_signal,
-)
 from moorings.local.records import (
     AttemptEnd,
     CancelRecord,
@@ -325,14 +324,10 @@ class Supervisor:
             if self._asked.until_saved and self._checkpoints is not None:
                 self._checkpoints.expect_save()
         table = list_processes()
+        to_yield = self._asked is not None
         for pid in self._running_pids():
-            for signum in warn_signals(self._order.job.checkpoint.warn_signal, to_yield=self._asked is not None):
-                receivers = find_warning_receivers(pid, signum, table)
-                for process in receivers:
-                    send_signal(process, signum)
-                if receivers:
-                    self._was_warned_by_term |= self._asked is not None and signum == signal.SIGTERM
-                    break
+            signum = warn_task([pid], warn_signals(self._order.job.checkpoint.warn_signal, to_yield=to_yield), table)
+            self._was_warned_by_term |= to_yield and signum == signal.SIGTERM
 
     def _forward_signal(self, signum: int) -> None:
         """Forward a signal: to the processes with a handler, else to the task itself, whatever it does."""
@@ -363,17 +358,6 @@ class Supervisor:
         for process in descendants([os.getpid()], list_processes()):
             if process.group not in groups:
                 send_signal(process, signum)
-
-
-def warn_signals(name: str, *, to_yield: bool) -> tuple[signal.Signals, ...]:
-    """Return the signals of a contract's warning, the first choice first.
-
-    By itself TERM warns of a request to yield only: before a time limit a program that ends at it would lose that time.
-    """
-    if name != AUTO_SIGNAL:
-        return (signal.Signals[f"SIG{name}"],)
-    signals = tuple(signal.Signals[f"SIG{each}"] for each in AUTO_SIGNALS)
-    return signals if to_yield else tuple(each for each in signals if each is not signal.SIGTERM)
 
 
 def describe_failure(rank: int, returncode: int) -> str:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from moorings.core.model.timestamps import Timestamp
+from moorings.engines.processes import list_processes
 from moorings.local.engine import LocalEngine
-from moorings.local.processes import list_processes
 from moorings.local.records import SupervisorStatus
 from moorings.local.run_folder import LocalRunFolder
 from moorings.testing.engine_suite import PATIENCE_S, SuitePrograms

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from moorings.engines.launch import parse_signal
+from moorings.engines.processes import boot_id
 from moorings.engines.run_folder import to_json
 from moorings.local.engine import LocalEngine
 from moorings.local.finalize import FinalizeResult, finalize_run
-from moorings.local.processes import boot_id
 from moorings.local.records import CancelRecord, ProcessIdentity, SupervisorStatus
 from moorings.local.run_folder import LocalRunFolder
 from moorings.testing.engine_suite import (

@@ -11,8 +11,8 @@ import pytest
 
 from moorings.core.model.claims import CheckpointContract
 from moorings.core.model.timestamps import SECOND, Timestamp
-from moorings.local import checkpoint_watch
-from moorings.local.checkpoint_watch import CheckpointWatch
+from moorings.engines import checkpoint_watch
+from moorings.engines.checkpoint_watch import CheckpointWatch
 from moorings.local.lifecycle import ObservedRun, RunLimits, SupervisorAction, YieldState, decide_next
 from moorings.local.records import YieldRecord
 from moorings.local.run_folder import LocalRunFolder

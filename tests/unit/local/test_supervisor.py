@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from moorings.local.processes import list_processes, read_process
+from moorings.engines.processes import list_processes, read_process
 from moorings.local.supervisor import describe_failure
 from moorings.testing.engine_suite import (
     READY,

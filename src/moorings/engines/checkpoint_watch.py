@@ -11,13 +11,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
+from moorings.core.model.serialization import OMIT_IF_DEFAULT
 from moorings.core.model.timestamps import Timestamp
 from moorings.engines.checkpoint_scan import NO_LOOK, CheckpointLook, look_at_folder
-from moorings.local.processes import open_for_writing
-from moorings.local.records import CheckpointRecord, RecordUnreadableError
-from moorings.local.run_folder import LocalRunFolder
+from moorings.engines.processes import open_for_writing
 from moorings.workloads.checkpoints import CheckpointRule, RunCheckpoint
 
 LOOK_S_MIN, LOOK_S_MAX = 1.0, 5.0  # between two looks: more often while the run is young
@@ -36,6 +36,42 @@ SHOWN_MAX = 16  # checkpoints that are recorded
 WHOLE_KEPT = 4  # of these: the newest whole ones
 
 
+@dataclass(frozen=True, slots=True)
+class CheckpointRecord:
+    """The newest checkpoints of one attempt's folder, newest first, as they were last seen.
+
+    Attributes:
+        attempt: of the run; of a job that its scheduler starts again, the start.
+        fault: why the folder could not be looked at; else empty.
+        resumed_from: what that start was given, if whoever looks has chosen it.
+    """
+
+    attempt: int
+    found: tuple[RunCheckpoint, ...]
+    fault: str = ""
+    resumed_from: RunCheckpoint | None = field(default=None, metadata=OMIT_IF_DEFAULT)
+
+
+class CheckpointStore(Protocol):
+    """Where the looks at a run's checkpoints are recorded."""
+
+    def last_checkpoints(self) -> CheckpointRecord | None:
+        """The last record, of whichever attempt.
+
+        Raises:
+            ValueError: it cannot be read.
+        """
+        ...
+
+    def save(self, record: CheckpointRecord, *, durable: bool = True) -> None:
+        """Save a record.
+
+        Raises:
+            OSError: that failed.
+        """
+        ...
+
+
 class CheckpointWatch:
     """The looks of one attempt.
 
@@ -43,14 +79,14 @@ class CheckpointWatch:
     written before an attempt began, or before a process may have been killed, only those count that were whole by then.
 
     Args:
-        record: the run's folder.
+        record: where to record them.
         attempt: its attempt.
         directory: the checkpoint folder.
         pids: returns the processes of the run.
     """
 
-    def __init__(self, record: LocalRunFolder, attempt: int, directory: str, pids: Callable[[], list[int]]) -> None:
-        self._record = record
+    def __init__(self, record: CheckpointStore, attempt: int, directory: str, pids: Callable[[], list[int]]) -> None:
+        self._store = record
         self._attempt = attempt
         self._directory = directory
         self._pids = pids
@@ -70,12 +106,25 @@ class CheckpointWatch:
 
     def start(self) -> None:
         """Begin to look."""
+        self._doubt_earlier()
+        self._thread.start()
+
+    def look_now(self) -> tuple[RunCheckpoint, ...]:
+        """Look twice in this thread, while no process of the run is there; returns the checkpoints."""
+        self._doubt_earlier()
+        self._look_last()
+        return self._look.found
+
+    def record(self) -> CheckpointRecord:
+        """What there is to record after the last look."""
+        return self._record_of(self._look)
+
+    def _doubt_earlier(self) -> None:
         if self._attempt:
             saved: CheckpointRecord | None = None
-            with contextlib.suppress(RecordUnreadableError):
-                saved = self._record.last_checkpoints()
+            with contextlib.suppress(ValueError):
+                saved = self._store.last_checkpoints()
             self._doubt(saved.found if saved is not None else ())
-        self._thread.start()
 
     def writer_was_killed(self) -> None:
         """A process of the run may have been killed while it wrote."""
@@ -131,6 +180,9 @@ class CheckpointWatch:
             usual_s = min(LOOK_S_MAX, max(LOOK_S_MIN, (now_s - started_s) / YOUNG_SHARE))
             usual_s = usual_s if self._expected_since_s is None else SAVE_LOOK_S
             pause_s = max(usual_s, (now_s - begun_s) * LOOK_SHARE)
+        self._look_last()
+
+    def _look_last(self) -> None:
         self._look_once(frozenset())
         time.sleep(LAST_PAUSE_S)
         self._look_once(frozenset())
@@ -180,14 +232,17 @@ class CheckpointWatch:
         return replace(found, is_whole=False, why="its writer may have been killed")
 
     def _save(self, look: CheckpointLook) -> None:
-        record = CheckpointRecord(self._attempt, _newest(look.found), look.fault)
+        record = self._record_of(look)
         if record == self._saved:
             return
         with contextlib.suppress(OSError):  # a full disk: the next look tries again
-            self._record.save(record, durable=False)
+            self._store.save(record, durable=False)
             self._saved = record
             return
         sys.stderr.write("the checkpoints cannot be recorded, trying again\n")
+
+    def _record_of(self, look: CheckpointLook) -> CheckpointRecord:
+        return CheckpointRecord(self._attempt, _newest(look.found), look.fault)
 
 
 def _newest(found: Sequence[RunCheckpoint]) -> tuple[RunCheckpoint, ...]:

@@ -132,6 +132,27 @@ def find_warning_receivers(task: int, signum: int, table: ProcessTable) -> list[
     return find_signal_receivers(task, signum, table, passed_over=_is_launcher)
 
 
+def warn_task(programs: Iterable[int], signals: Iterable[signal.Signals], table: ProcessTable) -> signal.Signals | None:
+    """Warn the programs below a task, with the first signal that one of them handles.
+
+    Args:
+        programs: the uppermost processes of the task.
+        signals: the first choice first.
+        table: of all processes.
+
+    Returns:
+        That signal; None: no program handles any of them, and nothing was sent.
+    """
+    tops = list(programs)
+    for signum in signals:
+        receivers = [each for pid in tops for each in find_warning_receivers(pid, signum, table)]
+        for process in receivers:
+            send_signal(process, signum)
+        if receivers:
+            return signum
+    return None
+
+
 _LAUNCHERS = frozenset({b"torchrun", b"accelerate", b"accelerate-launch", b"deepspeed", b"mpirun", b"mpiexec"})
 _LAUNCHER_MODULES = (b"torch.distributed.", b"accelerate.commands.", b"deepspeed.launcher.")
 

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from moorings.local import checkpoint_watch
-from moorings.local.checkpoint_watch import CheckpointWatch
-from moorings.local.records import CheckpointRecord
+from moorings.engines import checkpoint_watch
+from moorings.engines.checkpoint_watch import CheckpointRecord, CheckpointWatch
 from moorings.local.run_folder import LocalRunFolder
 from tests.waiting import until
 

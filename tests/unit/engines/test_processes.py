@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from moorings.local.processes import (
+from moorings.engines.processes import (
     Process,
     boot_id,
     descendants,

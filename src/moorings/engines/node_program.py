@@ -1,0 +1,230 @@
+"""What sees a job's checkpoints where Moorings is not installed: beside a batch script, or in a container.
+
+``build_archive`` packs this file and what it imports into one that ``python3`` runs::
+
+    python3 ARCHIVE check                 do nothing: this Python will do
+    python3 ARCHIVE begin FOLDER START    look, and write what this start of the job resumes from
+    python3 ARCHIVE watch FOLDER START    look until TERM comes or the parent is gone
+    python3 ARCHIVE hear FOLDER START     once there is a file warn.START, warn the programs of the tasks on this node
+
+FOLDER is the attempt's, with ``watched.json`` (``WatchedJob``). The program writes ``checkpoints.json`` there
+(``CheckpointRecord``), and ``resume.START``: shell commands for the tasks of a later start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import shlex
+import signal
+import sys
+import threading
+import time
+import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+from moorings.core.model.serialization import from_plain, to_plain
+from moorings.engines.checkpoint_watch import CheckpointRecord, CheckpointWatch
+from moorings.engines.processes import descendants, has_variable, list_processes, read_command_line, warn_task
+from moorings.files import write_atomically
+from moorings.workloads.checkpoints import RunCheckpoint, newest_whole
+
+RECORD_BYTES_MAX = 256 << 10
+BEGIN_S_MAX = 20.0  # how long the start of a job waits for a look: its disk may hang
+TOO_OLD = 9  # exit code of a Python that is too old
+_PARENT_S = 1.0  # between two looks whether the parent lives
+_HEAR_S = 1.0  # between two looks for a word to warn
+
+_MODULES = (
+    "__init__",
+    "core.__init__",
+    *(f"core.model.{name}" for name in ("__init__", "devices", "errors", "reasons", "serialization", "state_machine")),
+    *(f"core.model.{name}" for name in ("timestamps", "topology")),
+    *(f"engines.{name}" for name in ("__init__", "checkpoint_scan", "checkpoint_watch", "node_program", "processes")),
+    "files",
+    "workloads.__init__",
+    "workloads.checkpoints",
+)
+# Older Pythons must be able to parse this file.
+_MAIN = f"""import sys
+
+if sys.version_info < (3, 11):
+    sys.stderr.write("moorings: checkpoints cannot be seen with Python %d.%d: 3.11 is needed\\n" % sys.version_info[:2])
+    sys.exit({TOO_OLD})
+from moorings.engines.node_program import main
+
+main(sys.argv[1:])
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedJob:
+    """What the program has to know of a job.
+
+    Attributes:
+        directory: its checkpoint folder.
+        command: program and arguments of its tasks, of a start that does not resume.
+        resume_args: as in the job.
+        resumable: whether a later start is given a checkpoint.
+    """
+
+    directory: str
+    command: tuple[str, ...]
+    resume_args: tuple[str, ...]
+    resumable: bool
+
+
+@cache
+def build_archive() -> bytes:
+    """The program, as one file: the same bytes for the same code."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in ("__main__", *_MODULES):
+            path = f"moorings/{name.replace('.', '/')}.py" if name != "__main__" else "__main__.py"
+            code = _MAIN.encode() if name == "__main__" else files("moorings").joinpath(path[9:]).read_bytes()
+            archive.writestr(zipfile.ZipInfo(path), code, zipfile.ZIP_DEFLATED)
+    return packed.getvalue()
+
+
+def read_record(folder: Path) -> CheckpointRecord | None:
+    """What was last recorded of the checkpoints of an attempt; None: nothing, or nothing that is a record.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    try:
+        descriptor = os.open(folder / "checkpoints.json", os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    with os.fdopen(descriptor, "rb") as file:
+        text = file.read(RECORD_BYTES_MAX)
+    try:
+        record = from_plain(CheckpointRecord, json.loads(text))
+        json.dumps(to_plain(record), ensure_ascii=False).encode()  # an API has no word for a lone surrogate
+    except (ValueError, RecursionError):
+        return None
+    return record
+
+
+class AttemptCheckpoints:
+    """The record in an attempt's folder (``CheckpointStore``)."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.resumed_from: RunCheckpoint | None = None
+
+    def last_checkpoints(self) -> CheckpointRecord | None:
+        """The last record; None: there is none that can be read."""
+        with contextlib.suppress(OSError):
+            return read_record(self._folder)
+        return None
+
+    def save(self, record: CheckpointRecord, *, durable: bool = True) -> None:
+        """Save a record."""
+        text = json.dumps(to_plain(replace(record, resumed_from=self.resumed_from)))
+        write_atomically(self._folder / "checkpoints.json", text.encode(), durable=durable)
+
+
+def main(words: Sequence[str]) -> None:
+    """Do one of these and end, whatever thread still waits for a disk."""
+    if words[0] == "check":
+        return
+    what, folder, start = words[0], Path(words[1]), int(words[2])
+    if what == "hear":
+        _hear(folder, start)
+        os._exit(0)
+    job = from_plain(WatchedJob, json.loads((folder / "watched.json").read_text()))
+    if what == "begin":
+        _within(BEGIN_S_MAX, lambda: _begin(folder, start, job), lambda: _record_timeout(folder, start, job))
+    else:
+        _watch(folder, start, job)
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def _within(limit_s: float, work: Callable[[], object], otherwise: Callable[[], object]) -> None:
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    if thread.is_alive():
+        otherwise()
+
+
+def _record_timeout(folder: Path, start: int, job: WatchedJob) -> None:
+    fault = f"{job.directory} could not be looked at within {BEGIN_S_MAX:g} s"
+    AttemptCheckpoints(folder).save(CheckpointRecord(start, (), fault), durable=False)
+
+
+def _begin(folder: Path, start: int, job: WatchedJob) -> None:
+    record = AttemptCheckpoints(folder)
+    watch = CheckpointWatch(record, start, job.directory, list)
+    found = watch.look_now()
+    chosen = newest_whole(found) if start and job.resumable else None
+    if chosen is not None:
+        write_atomically(folder / f"resume.{start}", _resume_commands(job, chosen).encode("utf-8", "surrogateescape"))
+        record.resumed_from = chosen
+        record.save(watch.record(), durable=False)
+
+
+def _resume_commands(job: WatchedJob, chosen: RunCheckpoint) -> str:
+    """The shell commands that give a task that checkpoint."""
+    arguments = (*job.command, *(each.replace("{}", chosen.path) for each in job.resume_args))
+    step = f"export MOORINGS_RESUME_STEP={chosen.step}" if chosen.step is not None else "unset MOORINGS_RESUME_STEP"
+    return f"export MOORINGS_RESUME_FROM={shlex.quote(chosen.path)}\n{step}\nset -- {shlex.join(arguments)}\n"
+
+
+def _watch(folder: Path, start: int, job: WatchedJob) -> None:
+    parent = os.getppid()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    record = AttemptCheckpoints(folder)
+    before = record.last_checkpoints()
+    record.resumed_from = before.resumed_from if before is not None and before.attempt == start else None
+    watch = CheckpointWatch(record, start, job.directory, _pids_of_job)
+    watch.start()
+    while os.getppid() == parent and signal.sigtimedwait({signal.SIGTERM}, _PARENT_S) is None:
+        pass
+    watch.finish()
+
+
+def _pids_of_job() -> list[int]:
+    """The job's processes on this node."""
+    job = os.environ.get("SLURM_JOB_ID", "")
+    return [pid for pid in list_processes() if job and has_variable(pid, "SLURM_JOB_ID", job)]
+
+
+def _hear(folder: Path, start: int) -> None:
+    """Wait for the word to warn, or for the end of the parent."""
+    parent = os.getppid()
+    while os.getppid() == parent:
+        if f"warn.{start}" in os.listdir(folder):  # noqa: PTH208 - to list a folder anew makes NFS ask its server
+            names = (folder / f"warn.{start}").read_text().split()
+            _warn(folder, [signal.Signals[f"SIG{name}"] for name in names])
+            return
+        time.sleep(_HEAR_S)
+
+
+def _node() -> str:
+    return os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+
+
+def _warn(folder: Path, signals: Sequence[signal.Signals]) -> None:
+    """Warn each task's programs with the first signal that one of them handles."""
+    table = list_processes()
+    script = f"{folder}/task.sh".encode()
+    node = os.environ.get("SLURMD_NODENAME")
+    shells = {pid for pid in table if script in read_command_line(pid)[:3]}
+    if node is not None:  # a machine may be several nodes
+        shells = {pid for pid in shells if has_variable(pid, "SLURMD_NODENAME", node)}
+    told = []
+    for task in (pid for pid in shells if table[pid].parent not in shells):
+        below = [each for each in descendants([task], table) if each.pid not in (*shells, os.getpid())]
+        signum = warn_task([each.pid for each in below if each.parent in shells], signals, table)
+        told.append(signum.name if signum is not None else "nothing")
+    tasks = "1 task" if len(told) == 1 else f"{len(told)} tasks"
+    sys.stderr.write(f"moorings: {_node()}: warned {tasks}: {', '.join(told)}\n")
