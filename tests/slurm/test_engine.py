@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +16,7 @@ from moorings.core.model.claims import CheckpointContract
 from moorings.ports.engine import RunSubmission
 from moorings.slurm.commands import SlurmCommands
 from moorings.slurm.engine.engine import SlurmEngine
-from moorings.slurm.engine.settings import SlurmEngineSettings, SubmitTarget
+from moorings.slurm.engine.settings import DEFAULT_PYTHON, SlurmEngineSettings, SubmitTarget
 from moorings.slurm.engine.submission import build_submit
 from moorings.testing.engine_suite import (
     PATIENCE_S,
@@ -31,10 +33,12 @@ from moorings.testing.engine_suite import (
     wait_for_phase,
 )
 from moorings.workloads.jobs import Accelerators
-from moorings.workloads.runs import EndReason, RunPhase
+from moorings.workloads.runs import EndReason, RunId, RunPhase
+from tests.e2e.test_resume import digits
 from tests.slurm.cluster import SlurmCluster
 from tests.slurm.ipus import IpuSite, ipu_site
 from tests.unit.local.local_rig import WallClock
+from tests.waiting import patient
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +56,7 @@ class SlurmRig:
         self.site = site
         self.runs = folder / "runs"
         self.work = folder / "work"
+        self.python = DEFAULT_PYTHON
         for made in (self.runs, self.work):
             made.mkdir()
 
@@ -60,7 +65,7 @@ class SlurmRig:
         return str(self.work)
 
     async def open(self) -> SlurmEngine:
-        settings = SlurmEngineSettings(self.runs)
+        settings = SlurmEngineSettings(self.runs, python=self.python)
         return SlurmEngine(settings, SlurmCommands(self.site.cluster.env), WallClock())
 
 
@@ -129,6 +134,173 @@ async def test_a_resumable_run_that_slurm_requeues_runs_again(rig: SlurmRig) -> 
         assert (end.ending, end.exit_code) == (EndReason.EXITED, 0)
         assert await read_output(engine, order.run) == b"start \nstart 1\n"
         assert await engine.submit(order) == job
+
+
+# Saves step 20 whole and step 30 cut, and waits to be requeued; then prints what it was given.
+SAVES = """
+if [ -n "$MOORINGS_RESUME_FROM" ]; then echo "$MOORINGS_RESUME_FROM $MOORINGS_RESUME_STEP $*"; exit 0; fi
+python3 - "$MOORINGS_CHECKPOINT_DIR" << 'END'
+import os, sys, zipfile
+for step in (20, 30):
+    path = f"{sys.argv[1]}/step-{step}.pt"
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("state", str(step))
+    if step == 30:
+        os.truncate(path, 50)
+END
+echo saved
+exec sleep 3600
+"""
+
+
+def saving(rig: SlurmRig, script: str, **contract: Any) -> RunSubmission:
+    """A job that names its folder of checkpoints, and gets its resume argument after the script's name."""
+    order = make_order(rig.programs.shell(script), rig.workdir)
+    saves = rig.work / "saves"
+    saves.mkdir(exist_ok=True)
+    job = replace(
+        order.job,
+        command=(*order.job.command, "train"),
+        environment={**order.job.environment, "PATH": os.environ["PATH"]},
+        checkpoint=CheckpointContract(resumable=True, grace_s=600.0, **contract),
+        checkpoint_directory=str(saves),
+        resume_args=("--from={}",),
+    )
+    return replace(order, job=job)
+
+
+async def requeue(rig: SlurmRig, job: str) -> None:
+    rig.site.cluster.check("scontrol", "requeue", job)
+    rig.site.cluster.wait_job(job, "PENDING")
+    # Not in two minutes, and not at once: 24.11 may take the end of the first start's script for the second's.
+    rig.site.cluster.check("scontrol", "update", f"jobid={job}", "starttime=now+3")
+
+
+async def test_a_requeued_run_is_given_its_newest_whole_checkpoint_by_its_node(rig: SlurmRig) -> None:
+    """Nobody else is there to choose: the controller may be down."""
+    order = saving(rig, SAVES)
+    whole, torn = (f"{order.job.checkpoint_directory}/step-{step}.pt" for step in (20, 30))
+    async with open_engine(rig) as engine:
+        job = await engine.submit(order)
+        await wait_for_output(engine, order.run, b"saved\n")
+        while True:
+            (seen,) = await engine.observe([order.run])
+            if seen.checkpoints:
+                break
+            await asyncio.sleep(0.1)
+        assert {(each.path, each.step, each.is_whole) for each in seen.checkpoints} == {
+            (whole, 20, True),
+            (torn, 30, False),
+        }
+    await requeue(rig, job)
+    async with open_engine(rig) as engine:
+        end = await wait_for_end(engine, order.run)
+        assert (end.ending, end.exit_code) == (EndReason.EXITED, 0)
+        told = f"saved\n{whole} 20 --from={whole}\n"
+        assert (await read_output(engine, order.run)).decode() == told
+        (seen,) = await engine.observe([order.run])
+        assert seen.resumed_from is not None
+        assert (seen.resumed_from.path, seen.checkpoint_fault) == (whole, "")
+
+
+async def saved(rig: SlurmRig, run: RunId, after: int) -> int:
+    """The step of the newest whole checkpoint, once it is later than that; each look is a new controller's."""
+    give_up = time.monotonic() + patient(60)
+    while True:
+        async with open_engine(rig) as engine:
+            (seen,) = await engine.observe([run])
+        steps = [each.step or 0 for each in seen.checkpoints or () if each.is_whole]
+        if seen.phase is RunPhase.RUNNING and max(steps, default=0) > after:
+            return max(steps)
+        assert time.monotonic() < give_up, f"no checkpoint after step {after}: {seen}"
+        await asyncio.sleep(0.1)
+
+
+async def test_a_training_that_slurm_stops_again_and_again_ends_with_the_same_weights(rig: SlurmRig) -> None:
+    """Three times an admin requeues it, three times its node loses power; its controller is another at each look."""
+    cluster = rig.site.cluster
+
+    def prepared(name: str) -> RunSubmission:
+        (rig.work / name / "checkpoints").mkdir(parents=True)
+        wanted = digits(rig.work / name, epochs=60)
+        job = replace(wanted, accelerators=Accelerators(size=2), project="default", preemptible=False)
+        return replace(make_order(rig.programs.prints(""), rig.workdir), job=job)
+
+    async def submitted(order: RunSubmission) -> str:
+        async with open_engine(rig) as engine:
+            return await engine.submit(order)
+
+    async def last_line(order: RunSubmission) -> str:
+        async with open_engine(rig) as engine:
+            end = await wait_for_end(engine, order.run)
+            assert (end.ending, end.exit_code) == (EndReason.EXITED, 0)
+            return (await read_output(engine, order.run)).decode().splitlines()[-1]
+
+    disturbed, undisturbed = prepared("disturbed"), prepared("undisturbed")
+    job, step = await submitted(disturbed), 0
+    for stop in ("requeue", "power cut") * 3:
+        step = await saved(rig, disturbed.run, step)
+        if stop == "requeue":
+            cluster.check("scontrol", "requeue", job)
+        else:
+            number = int(cluster.job(job)["NodeList"].removeprefix("n"))
+            cluster.fail_node(number)
+            cluster.start_node(number)
+        cluster.wait_job(job, "PENDING")
+        cluster.check("scontrol", "update", f"jobid={job}", "starttime=now+3")
+    step = await saved(rig, disturbed.run, step)
+    (rig.work / "disturbed" / "hurry").touch()
+    told = await last_line(disturbed)
+    assert cluster.job(job)["Restarts"] == "6"
+    (rig.work / "undisturbed" / "hurry").touch()
+    await submitted(undisturbed)
+    assert told == await last_line(undisturbed)
+
+
+async def test_a_program_that_requeues_its_job_itself_is_requeued_once(rig: SlurmRig) -> None:
+    """As Lightning does at USR1: it saves, and asks Slurm to requeue its job."""
+    script = """
+    if [ -n "$SLURM_RESTART_COUNT" ]; then echo again; exit 0; fi
+    trap 'scontrol requeue "$SLURM_JOB_ID" && exit 85' USR1
+    echo ready
+    while :; do sleep 0.2 & wait "$!"; done
+    """
+    order = saving(rig, script)
+    job = replace(order.job, environment={**order.job.environment, **rig.site.cluster.env})
+    async with open_engine(rig) as engine:
+        number = await engine.submit(replace(order, job=job))
+        await wait_for_output(engine, order.run, b"ready\n")
+        rig.site.cluster.check("scancel", "--batch", "--signal=USR1", number)
+        rig.site.cluster.wait_job(number, "PENDING", timeout=20)
+        rig.site.cluster.check("scontrol", "update", f"jobid={number}", "starttime=now+3")
+        end = await wait_for_end(engine, order.run)
+        assert (end.ending, end.exit_code) == (EndReason.EXITED, 0)
+        assert rig.site.cluster.job(number)["Restarts"] == "1"
+
+
+async def test_a_program_that_handles_no_signal_survives_its_warning(rig: SlurmRig) -> None:
+    order = saving(rig, "echo ready; sleep 4; echo done")
+    async with open_engine(rig) as engine:
+        number = await engine.submit(order)
+        await wait_for_output(engine, order.run, b"ready\n")
+        rig.site.cluster.check("scancel", "--batch", "--signal=USR1", number)
+        end = await wait_for_end(engine, order.run)
+        assert (end.ending, end.exit_code) == (EndReason.EXITED, 0)
+    assert "warned 1 task: nothing" in (rig.runs / order.run / "0" / "job.log").read_text()
+
+
+async def test_without_a_python_on_the_node_the_run_says_that_nobody_looks(rig: SlurmRig) -> None:
+    order = saving(rig, "trap 'echo warned; exit 0' USR1; echo ready; while :; do sleep 0.2 & wait $!; done")
+    rig.python = "/no/such/python"
+    async with open_engine(rig) as engine:
+        number = await engine.submit(order)
+        await wait_for_output(engine, order.run, b"ready\n")
+        (seen,) = await engine.observe([order.run])
+        assert "has no Python 3.11 called /no/such/python; [slurm] python names one" in seen.checkpoint_fault
+        rig.site.cluster.check("scancel", "--batch", "--signal=USR1", number)
+        end = await wait_for_end(engine, order.run)
+        assert (end.ending, end.exit_code) == (EndReason.EXITED, 0)
+        assert (await read_output(engine, order.run)).endswith(b"warned\n")
 
 
 async def test_what_is_cancelled_in_slurm_is_cancelled(rig: SlurmRig) -> None:

@@ -260,12 +260,12 @@ def lent(site: IpuSite) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("lent")
-@pytest.mark.parametrize("hears", [True, False], ids=["it saves", "it hears nothing"])
-def test_a_run_on_lent_devices_makes_room_and_goes_on(site: IpuSite, start: Start, hears: bool) -> None:
+@pytest.mark.parametrize("hears", ["USR1", "USR2", "TERM", ""], ids=lambda name: f"it saves at {name or 'nothing'}")
+def test_a_run_on_lent_devices_makes_room_and_goes_on(site: IpuSite, start: Start, hears: str) -> None:
     before = runs(site)
     job_file = site.cluster.work / "preemptible.toml"
     script = "echo start $SLURM_RESTART_COUNT; [ $SLURM_RESTART_COUNT ] && exit 0; "
-    script += "trap 'echo saved; exit 85' USR1; " if hears else "trap '' USR1 TERM; "
+    script += f"trap 'echo saved; exit 85' {hears}; " if hears else "trap '' USR1 TERM; "
     script += "while :; do sleep 0.2 & wait $!; done"
     words = json.dumps(["sh", "-c", script])
     job_file.write_text(
@@ -283,7 +283,7 @@ def test_a_run_on_lent_devices_makes_room_and_goes_on(site: IpuSite, start: Star
     site.cluster.check("scontrol", "update", f"jobid={job}", "starttime=now")
     code, output, said = finish(process)
     lines = output.splitlines()  # among them what the shell says of its sleep
-    assert (code, lines[0], lines[-1], lines.count("saved")) == (0, "start", "start 1", int(hears)), said
+    assert (code, lines[0], lines[-1], lines.count("saved")) == (0, "start", "start 1", int(bool(hears))), said
     assert site.cluster.job(job)["Restarts"] == "1"
     names = [one["name"] for one in site.controller.ask("GET", f"/v1/events?run={run['id']}")[1]["items"]]
     assert names.count("run.requeued") == 1

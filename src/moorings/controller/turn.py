@@ -51,7 +51,7 @@ def decide_turn(fleet: Fleet, runs: RunRegistry, inputs: Sequence[KeyedInput], o
     """The outcome of a turn over ``inputs``; its last event, ``turn.decided``, records the turn's input."""
     policy, now = occasion.policy, occasion.now
     with Turn(fleet, policy, now) as turn:
-        run_turn = RunTurn(runs, turn.claim, now, policy, lambda: turn.projects)
+        run_turn = RunTurn(runs, turn.claim, now, policy, lambda: turn.projects, fleet.claims.values)
         replies: list[AnyReply] = []
         created: dict[ClaimId, int] = {}
         for position, demanded in enumerate(inputs):

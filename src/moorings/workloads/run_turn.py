@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from moorings.core.model.access import APPLIANCE_OWNER_PREFIX, LOCAL_OWNER_PREFIX, Role
 from moorings.core.model.backlog import Amount, Backlog, BacklogEntry, check_backlog_limits
-from moorings.core.model.claims import Claim, ClaimId, ClaimSpec, ClaimState
+from moorings.core.model.claims import Claim, ClaimId, ClaimSpec, ClaimState, external_job_id
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.events import Event, canonical_json
 from moorings.core.model.inputs import CheckpointSaved, CreateClaim, ReleaseClaim, YieldClaim
@@ -205,12 +205,14 @@ class RunTurn:
         now: Timestamp,
         policy: Policy = Policy(),  # noqa: B008 - a value
         projects: Callable[[], Projects] = Projects,
+        all_claims: Callable[[], Iterable[Claim]] = tuple,
     ) -> None:
         self._known = known
         self._policy = policy
         self._projects = projects
         self._backlog = Backlog()  # the turn's changes
         self._claim_of = claim_of
+        self._all_claims = all_claims
         self._claims: dict[ClaimId, RunId] = {}
         self._rollback: Callable[[], None] = lambda: None
         self.now = now
@@ -577,10 +579,19 @@ class RunTurn:
             "rule": newest.rule,
         }
         self._emit_event("run.checkpoint_saved", changed, data)
-        claim = self._claim_of(run.claim) if run.claim is not None else None
+        claim = self._claim_of(run.claim) if run.claim is not None else self._claim_in_scheduler(run)
         if claim is None or claim.ready_at is None or newest.written_at <= claim.ready_at:
             return []  # an earlier attempt saved it
         return [CheckpointSaved(claim.id, newest.written_at)]
+
+    def _claim_in_scheduler(self, run: Run) -> Claim | None:
+        """The claim that its engine's scheduler has for it; None: none, or two schedulers have a job with that id."""
+        if run.reference is None:
+            return None
+        held = (ClaimState.READY, ClaimState.RECLAIMING)
+        claims = (claim for claim in self._all_claims() if claim.state in held)
+        found = [claim for claim in claims if external_job_id(claim.owner) == run.reference]
+        return found[0] if len(found) == 1 else None
 
     def _apply_phase(self, run: Run, seen: RunStatus) -> list[ClaimInput]:
         if run.claim is None:
@@ -653,9 +664,16 @@ class RunTurn:
             run = queued
         ran = seen.end is not None and seen.end.ending in (EndReason.EXITED, EndReason.TIMED_OUT)
         if run.state is RunState.WAITING and (seen.phase is RunPhase.RUNNING or ran):
-            self._move(run, RunEvent.PARTITION_READY, "run.starting")
+            given: dict[str, object] = {}
+            if seen.resumed_from is not None:
+                given["resume_from"] = seen.resumed_from.path
+            self._move(run, RunEvent.PARTITION_READY, "run.starting", given)
         elif run.state is RunState.RUNNING and seen.phase is RunPhase.STARTING:
-            self._move(run, RunEvent.REQUEUE, "run.requeued", {"why": seen.reason} if seen.reason else None)
+            data: dict[str, object] = {"why": seen.reason} if seen.reason else {}
+            saved = newest_whole(run.checkpoints)
+            if saved is not None:
+                data["lost_s"] = round(max(0.0, seconds_between(saved.written_at, self.now)), 1)
+            self._move(run, RunEvent.REQUEUE, "run.requeued", data)
         return self.changed[run.id][0] if run.id in self.changed else run
 
     def _end(self, run: Run, end: EndRecord) -> list[ClaimInput]:

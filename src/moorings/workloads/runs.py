@@ -187,6 +187,7 @@ class RunStatus:
         attempt: the observed attempt; a report of an earlier one says nothing of the run.
         checkpoints: the newest in its folder, newest first; None: no look at it has ended.
         checkpoint_fault: why the folder cannot be looked at; else empty.
+        resumed_from: the checkpoint that its scheduler's present start was given, by whoever runs beside its tasks.
     """
 
     run: RunId
@@ -198,6 +199,7 @@ class RunStatus:
     attempt: int = field(default=0, metadata=OMIT_IF_DEFAULT)
     checkpoints: tuple[RunCheckpoint, ...] | None = field(default=None, metadata=OMIT_IF_DEFAULT)
     checkpoint_fault: str = field(default="", metadata=OMIT_IF_DEFAULT)
+    resumed_from: RunCheckpoint | None = field(default=None, metadata=OMIT_IF_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,9 +420,11 @@ def after_look(run: Run, seen: RunStatus) -> Run:
         found = seen.checkpoints
     else:
         return run
-    if (found, seen.checkpoint_fault) == (run.checkpoints, run.checkpoint_fault):
+    given = seen.resumed_from or run.resumed_from
+    if (found, seen.checkpoint_fault, given) == (run.checkpoints, run.checkpoint_fault, run.resumed_from):
         return run
-    return replace(run, checkpoints=found, checkpoint_fault=seen.checkpoint_fault, version=run.version + 1)
+    version = run.version + 1
+    return replace(run, checkpoints=found, checkpoint_fault=seen.checkpoint_fault, resumed_from=given, version=version)
 
 
 def with_resume_point(run: Run) -> Run:

@@ -314,6 +314,13 @@ class Everything(Story):
         self._turn(RunStatus(run.id, RunPhase.RUNNING, self._now, None, "job 7"))
         self._turn(RunStatus(run.id, RunPhase.STARTING, None, None, "job 7", "its node failed"))
         self._turn(RunStatus(run.id, RunPhase.RUNNING, self._now, None, "job 7", "", 2))
+        for rule in CheckpointRule:
+            given = replace(CHECKPOINT, rule=rule)
+            self._turn(
+                RunStatus(
+                    *(run.id, RunPhase.RUNNING, self._now, None, "job 7", "", 2), checkpoints=(), resumed_from=given
+                )
+            )
         self._turn(RunStatus(run.id, RunPhase.ENDED, None, EndRecord(EndReason.EXITED, 0, (0,)), "job 7", "", 2))
 
     def _lent(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -193,13 +194,17 @@ def test_what_may_yet_come_is_no_refusal():
     assert explain_refusal(MooringsError("slurm.missing", "sbatch cannot be run"), SubmitTarget()) is None
 
 
+def files_of(given: RunSubmission) -> dict[str, bytes]:
+    return build_files(given, ATTEMPT, "python3.12", Path("/shared/looks.pyz"))
+
+
 TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=30)
 
 
 @given(value=TEXTS, argument=TEXTS)
 def test_variables_and_arguments_come_through_the_shell_as_they_are(tmp_path_factory, value, argument):
     folder = tmp_path_factory.mktemp("attempt")
-    text = build_files(order(environment={"VALUE": value}, command=("x", argument)), folder)["environment"]
+    text = files_of(order(environment={"VALUE": value}, command=("x", argument)))["environment"]
     (folder / "environment").write_bytes(text)
     script = '. "$0"; printf "%s\\0%s" "$VALUE" "$2"'
     done = subprocess.run(["/bin/sh", "-c", script, str(folder / "environment")], capture_output=True, check=True)
@@ -207,10 +212,31 @@ def test_variables_and_arguments_come_through_the_shell_as_they_are(tmp_path_fac
 
 
 def test_the_scripts_are_scripts():
-    files = build_files(order(time_limit_s=1e6, checkpoint=CheckpointContract(warn_s=60.0)), ATTEMPT)
+    files = files_of(order(time_limit_s=1e6, checkpoint=CheckpointContract(warn_s=60.0)))
     for name in ("batch.sh", "task.sh"):
         subprocess.run(["/bin/sh", "-n"], input=files[name], check=True)
     assert b"limit=1000000.000\nwarn=999940.000\n" in files["batch.sh"]
+    assert "watched.json" not in files
+
+
+def test_a_program_is_warned_by_the_signals_of_its_contract():
+    batch = files_of(order())["batch.sh"]
+    assert b"plain_signal=USR1\nlimit_signals='USR2 USR1'\nyield_signals='USR2 USR1 TERM'\npython=python3.12\n" in batch
+    batch = files_of(order(checkpoint=CheckpointContract(warn_signal="SIGHUP")))["batch.sh"]
+    assert b"plain_signal=HUP\nlimit_signals=HUP\nyield_signals=HUP\n" in batch
+
+
+def test_what_looks_at_the_checkpoints_knows_the_job():
+    saves = {"checkpoint_directory": "/c", "command": ("train",), "resume_args": ("--from", "{}")}
+    for resumable in (True, False):
+        files = files_of(order(**saves, checkpoint=CheckpointContract(resumable=resumable)))
+        assert b"watched=yes\n" in files["batch.sh"]
+        assert json.loads(files["watched.json"]) == {
+            "directory": "/c",
+            "command": ["train"],
+            "resume_args": ["--from", "{}"] if resumable else [],
+            "resumable": resumable,
+        }
 
 
 # -- settings ------------------------------------------------------------------------------------------------------
@@ -228,6 +254,7 @@ def test_a_project_goes_where_the_admin_says():
         '[slurm.projects.vision]\naccount = "lab-vision"\nqos = "high"\n'
     )
     assert (read.folder, read.conf) == (Path("/shared/runs"), Path("/etc/slurm/slurm.conf"))
+    assert read.python == "python3"
     assert read.target_for("vision") == SubmitTarget("lab-vision", "ipu", "high")
     assert read.target_for("speech") == SubmitTarget("speech", "ipu", "")
     assert read.target_for("default") == SubmitTarget("", "ipu", "")

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import pytest
 
+from moorings.core.model.claims import Claim, ClaimState
+from moorings.core.model.inputs import CheckpointSaved
 from moorings.core.model.timestamps import SECOND, Timestamp
-from moorings.testing.builders import NOW, a_run
+from moorings.testing.builders import NOW, a_claim, a_run
+from moorings.workloads.checkpoints import CheckpointRule, RunCheckpoint
 from moorings.workloads.jobs import JobSpec
 from moorings.workloads.run_turn import CancelRun, CreateRun, RunRegistry, RunRejected, RunTurn
 from moorings.workloads.runs import EndReason, EndRecord, Run, RunId, RunPhase, RunState, RunStatus
@@ -78,6 +84,38 @@ def test_one_that_was_requeued_waits_again_until_it_runs_again():
     assert now.handle_input(RunStatus(RUN, RunPhase.RUNNING, reference="1234")) == []
     assert (the_run(now).state, the_run(now).started_at) == (RunState.RUNNING, NOW)
     assert told(now) == ["run.requeued", "run.starting", "run.started"]
+
+
+SAVED = RunCheckpoint("/c/step-7.pt", 7, 1, Timestamp(NOW + SECOND // 2), True, CheckpointRule.ZIP)
+RUNS = a_run(state=RunState.RUNNING, claim=None, engine="slurm", reference="1234", started_at=NOW)
+
+
+def holding(number: int, owner: str, state: ClaimState = ClaimState.READY) -> Claim:
+    return a_claim(number, owner=owner, state=state, ready_at=NOW)
+
+
+def test_what_its_node_has_seen_counts_as_saved_work_of_the_claim_of_its_job():
+    owner = "slurm/a/1234/nonce/0/x"
+    looked = RunStatus(RUN, RunPhase.RUNNING, reference="1234", checkpoints=(SAVED,))
+    others = [holding(2, "slurm/a/12345/nonce/0/x"), holding(3, owner, ClaimState.RELEASED), holding(4, "user/ann")]
+
+    def demanded(*claims: Claim) -> object:
+        now = RunTurn(RunRegistry([RUNS]), lambda _: None, LATER, all_claims=lambda: claims)
+        return now.handle_input(looked)
+
+    assert demanded(holding(1, owner), *others) == [CheckpointSaved(a_claim(1).id, SAVED.written_at)]
+    assert demanded(*others) == []
+    assert demanded(holding(1, owner), holding(5, "slurm/b/1234/nonce/0/x")) == [], "two clusters have a job 1234"
+
+
+def test_what_its_node_gave_to_its_next_start_is_told():
+    now = turn(replace(RUNS, checkpoints=(SAVED,)))
+    now.handle_input(RunStatus(RUN, RunPhase.STARTING, reference="1234", checkpoints=(SAVED,)))
+    assert json.loads(now.events[-1].data) == {"lost_s": 0.5}
+    now.handle_input(RunStatus(RUN, RunPhase.RUNNING, reference="1234", checkpoints=(SAVED,), resumed_from=SAVED))
+    assert the_run(now).resumed_from == SAVED
+    starting = next(event for event in now.events if event.name == "run.starting")
+    assert json.loads(starting.data) == {"resume_from": SAVED.path}
 
 
 def test_one_of_the_local_engine_never_waits_again():

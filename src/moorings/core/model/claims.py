@@ -267,6 +267,12 @@ def _history(claim: Claim) -> tuple[str, ...]:
     return tuple(parts)
 
 
+def external_job_id(owner: str) -> str:
+    """The id that another scheduler has for the job of a claim with that owner; empty: no such job."""
+    parts = owner.split("/")
+    return parts[2] if parts[0] == "slurm" and len(parts) > 2 else ""
+
+
 def external_job_name(owner: str) -> str:
     """The name that users of another scheduler know its job by, from the owner of its claim; empty: no such job."""
     parts = owner.split("/")

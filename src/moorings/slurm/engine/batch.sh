@@ -1,5 +1,7 @@
 # The batch script of a run, after the lines that set: attempt (its folder), tasks, cpus, limit, warn, grace (seconds;
-# empty: none), warn_signal. POSIX shell: a node needs neither Python nor anything of Moorings.
+# empty: none), limit_signals and yield_signals (names, the first choice first), plain_signal, python, program, watched
+# (empty: the job names no folder of checkpoints). POSIX shell: without a Python on the node only its checkpoints are
+# not seen, and every program gets plain_signal.
 #
 # It claims the attempt and starts the tasks as one step. It stops them for the first reason to come (a task failed, a
 # cancel, the time limit, Slurm ends the job) with TERM, the grace period and KILL, and records that reason.
@@ -9,9 +11,9 @@ umask 077
 cd "$attempt" || exit 1
 restart=${SLURM_RESTART_COUNT:-0}
 step=$SLURM_JOB_ID.0
-stop='' failed='' asked='' over='' slurm='' warn_now='' warned='' killing='' ended='' timers=''
+stop='' failed='' asked='' over='' slurm='' warn_now='' warned='' killing='' ended='' timers='' watcher=''
 
-trap 'failed=1' HUP
+trap 'failed=1' PROF # not HUP: a shell under a slurmd that was started with nohup cannot trap that
 trap 'warn_now=1' USR1
 trap 'asked=1' USR2
 trap 'slurm=1' TERM
@@ -66,6 +68,41 @@ again() { # seconds: wake up regularly, because a signal between a check and `wa
     timers="$timers $!"
 }
 
+# A job that ends with a code other than 0 after a request to yield resumes later. The agent's record of the request
+# tells it from the warning before a time limit.
+must_yield() {
+    case $(squeue --noheader --jobs="$SLURM_JOB_ID" --Format=admin_comment:200) in
+    *" asked=$restart@"*) ;;
+    *) return 1 ;;
+    esac
+}
+
+warn_tasks() { # the programs that handle one of the signals; without a Python, all of them
+    signals=$limit_signals
+    must_yield && signals=$yield_signals
+    if "$python" "$program" check; then
+        printf '%s\n' "$signals" > warn.draft && mv -f warn.draft "warn.$restart"
+    else
+        scancel --signal="$plain_signal" "$SLURM_JOB_ID"
+    fi
+}
+
+looks() { # begin or watch
+    exec "$python" "$program" "$1" "$attempt" "$restart"
+}
+
+unseen() { # says why nobody looks at the checkpoints
+    printf '{"attempt": %s, "found": [], "fault": "node %s has no Python 3.11 called %s; [slurm] python names one"}' \
+        "$restart" "$SLURMD_NODENAME" "$python" > checkpoints.draft && mv -f checkpoints.draft checkpoints.json
+}
+
+stop_watching() { # the last look comes before the record of the end
+    [ -n "$watcher" ] || return
+    kill "$watcher" 2> /dev/null
+    while kill -0 "$watcher" 2> /dev/null; do wait "$watcher"; done
+    watcher=''
+}
+
 act() {
     if [ -z "$stop" ]; then
         if [ -n "$failed" ]; then stop=failed
@@ -73,7 +110,9 @@ act() {
         elif [ -n "$slurm" ]; then stop=slurm
         elif [ -n "$over" ]; then stop=limit
         elif [ -n "$warn_now" ] && [ -z "$warned" ]; then
-            scancel --signal="$warn_signal" "$SLURM_JOB_ID" && warned=1
+            warned=1
+            warn_tasks &
+            timers="$timers $!"
         fi
     fi
     [ -n "$stop" ] || return
@@ -87,6 +126,17 @@ act() {
     [ -z "$killing" ] || scancel --signal=KILL "$step"
 }
 
+if [ -n "$watched" ]; then
+    (looks begin)
+    case $? in
+    9 | 126 | 127) unseen ;;
+    *)
+        (looks watch) &
+        watcher=$!
+        ;;
+    esac
+fi
+
 # srun reports each failed task on stderr, at once. The tasks open their logs themselves: Slurm would write
 # "STEP CANCELLED" into their output.
 {
@@ -99,7 +149,7 @@ act() {
 } | while IFS= read -r line; do
     printf '%s\n' "$line" >&2
     case $line in
-    *": task "* | *": tasks "*) kill -s HUP $$ ;;
+    *": task "* | *": tasks "*) kill -s PROF $$ ;;
     esac
 done &
 reader=$!
@@ -111,6 +161,7 @@ while :; do
     wait "$reader"
     kill -0 "$reader" 2> /dev/null || break
 done
+stop_watching
 read -r code < srun
 left_alone() { # whether every task ended by itself
     n_left=0
@@ -120,14 +171,6 @@ left_alone() { # whether every task ended by itself
     [ "$n_left" -eq "$tasks" ]
 }
 
-# A job that ends with a code other than 0 after a request to yield resumes later. The agent's record of the request
-# tells it from the warning before a time limit.
-must_yield() {
-    case $(squeue --noheader --jobs="$SLURM_JOB_ID" --Format=admin_comment:200) in
-    *" asked=$restart@"*) ;;
-    *) return 1 ;;
-    esac
-}
 case $stop in
 '' | failed)
     if [ -n "$warned" ] && [ "${code:-1}" -ne 0 ] && [ -z "$slurm" ] && must_yield; then

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import os
 import pwd
@@ -16,12 +17,15 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.timestamps import seconds_between
 from moorings.engines.fence import FileFence
 from moorings.engines.launch import rejected_error, unavailable_error
+from moorings.engines.node_program import build_archive
 from moorings.engines.scheduled import NewestAttempt, ScheduledEngine
+from moorings.files import write_atomically
 from moorings.ports.clock import Clock
 from moorings.ports.engine import RunSubmission
 from moorings.ports.store import Epoch
@@ -148,7 +152,9 @@ class SlurmEngine(ScheduledEngine):
             await asyncio.to_thread(stack.enter_context, self._fence.hold_epoch(order.epoch, LOCK_WAIT_S))
             job = order.job
             asked = SubmittedSlurmJob(job.tasks, job.checkpoint.grace_s, job.time_limit_s)
-            await asyncio.to_thread(attempt.save_order, asked, build_files(order, attempt.path))
+            program = await asyncio.to_thread(self._program)
+            files = build_files(order, attempt.path, self._settings.python, program)
+            await asyncio.to_thread(attempt.save_order, asked, files)
             await asyncio.to_thread(attempt.write, "asked", b"")
             try:
                 answer = await self._slurm.run_checked(
@@ -161,6 +167,14 @@ class SlurmEngine(ScheduledEngine):
             number = parse_submit(answer)
             await asyncio.to_thread(attempt.write, "job", str(number).encode())
         return number
+
+    def _program(self) -> Path:
+        """Return the nodes' program, in the runs' folder; runs of an earlier version keep theirs."""
+        content = build_archive()
+        path = self._folder / f"looks-{hashlib.sha256(content).hexdigest()[:16]}.pyz"
+        if not path.exists():
+            write_atomically(path, content)
+        return path
 
     @asynccontextmanager
     async def _locked(self, folder: SlurmRunFolder, order: RunSubmission) -> AsyncIterator[None]:
@@ -187,7 +201,7 @@ class SlurmEngine(ScheduledEngine):
                 log.warning("slurm.unseen", extra={"code": error.code, "detail": error.detail})
                 away = f"Slurm cannot be asked: {error.detail}"
             found = await asyncio.to_thread(self._read_attempts, runs)  # news of an end must not be older
-        seen = [await self._sighting(run, *found[run], listing) for run in runs]
+        seen = [_with_checkpoints(await self._sighting(run, *found[run], listing), found[run][1]) for run in runs]
         return [replace(one, reason=away) if one.phase is RunPhase.UNKNOWN and away else one for one in seen]
 
     def _read_attempts(
@@ -358,3 +372,12 @@ def _of_engine(error: MooringsError) -> MooringsError:
     if error.code in ("slurm.refused", "slurm.denied"):
         return rejected_error(error.detail, error.hint)
     return unavailable_error(error.detail, error.hint)
+
+
+def _with_checkpoints(seen: RunStatus, facts: SlurmAttemptState | None) -> RunStatus:
+    """Return the status with what the attempt's nodes have seen of its checkpoints."""
+    record = facts.checkpoints if facts is not None else None
+    if record is None or seen.phase in (RunPhase.ABSENT, RunPhase.UNKNOWN):
+        return seen
+    found = record.found if not record.fault else None
+    return replace(seen, checkpoints=found, checkpoint_fault=record.fault, resumed_from=record.resumed_from)

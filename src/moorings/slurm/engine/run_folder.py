@@ -2,6 +2,7 @@
 
 ::
 
+    looks-<digest>.pyz     the nodes' program
     <run id>/
         door                   lock: held by the submitting controller
         <attempt>/
@@ -17,6 +18,10 @@
             logs/<rank>.log    output
             job.log step.log   output of Slurm and srun about the script, and about the tasks
             srun               srun's exit code
+            watched.json       what the nodes' program has to know of the job (engines/node_program.py)
+            checkpoints.json   the checkpoints that it last saw
+            warn.<restart>     the tasks are to be warned: the signals, the first choice first
+            resume.<restart>   what it gave to that start of the job
             end.json           how it ended; ours, and final
 
 Files of the nodes are small, and an incomplete one does not count. Times are those of the files: one clock for all
@@ -36,6 +41,8 @@ from pathlib import Path
 
 from moorings.core.model.serialization import from_plain
 from moorings.core.model.timestamps import Timestamp
+from moorings.engines.checkpoint_watch import CheckpointRecord
+from moorings.engines.node_program import read_record
 from moorings.engines.run_folder import AttemptFolder, ScheduledRunFolder, to_json
 from moorings.files import hold_lock, lock_file
 from moorings.workloads.runs import EndRecord
@@ -87,6 +94,7 @@ class SlurmAttemptState:
         began: when the first task began, by restart count of the job.
         done: the script's last record.
         end: how the attempt ended; final.
+        checkpoints: as last seen on its first node; None: nobody has looked.
     """
 
     asked: SubmittedSlurmJob
@@ -98,6 +106,7 @@ class SlurmAttemptState:
     began: Mapping[int, Timestamp] = field(default_factory=dict)
     done: ScriptEnd | None = None
     end: EndRecord | None = None
+    checkpoints: CheckpointRecord | None = None
 
     @property
     def is_submitted(self) -> bool:
@@ -149,6 +158,7 @@ class SlurmAttempt(AttemptFolder):
             began={int(name[6:]): _at(self.path / name) for name in names if re.fullmatch(r"began\.[0-9]{1,9}", name)},
             done=self._done() if "done" in names else None,
             end=from_plain(EndRecord, json.loads(_text(self.path / "end.json"))) if "end.json" in names else None,
+            checkpoints=read_record(self.path) if "checkpoints.json" in names else None,
         )
 
     def tasks(self, asked: SubmittedSlurmJob) -> tuple[TaskEnd | None, ...]:

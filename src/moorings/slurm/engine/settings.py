@@ -9,7 +9,10 @@ from pathlib import Path
 
 from moorings.core.model.toml_table import TomlTable
 
+DEFAULT_PYTHON = "python3"
+
 _FOLDER = re.compile(r"(/[A-Za-z0-9._@+-]+)+")  # sbatch and srun expand % and \ in the names of output files
+_PYTHON = re.compile(r"[A-Za-z0-9_+.-]{1,64}|(/[A-Za-z0-9_+.-]+)+")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _LISTS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}(,[A-Za-z0-9][A-Za-z0-9._-]{0,63})*")
 
@@ -32,6 +35,7 @@ class SlurmEngineSettings:
             there.
         conf: the cluster's slurm.conf; None: the default of Slurm's commands.
         default_target: the default target of jobs.
+        python: Python 3.11 or later on the nodes, by name or path, which looks at checkpoints there.
         projects: the target of a project's jobs, where it differs from ``default_target``. The account of a project not
             listed is the project's name; for the project ``default`` it is the user's own.
     """
@@ -39,6 +43,7 @@ class SlurmEngineSettings:
     folder: Path
     conf: Path | None = None
     default_target: SubmitTarget = SubmitTarget()
+    python: str = DEFAULT_PYTHON
     projects: Mapping[str, SubmitTarget] = field(default_factory=dict)
 
     @classmethod
@@ -51,9 +56,12 @@ class SlurmEngineSettings:
         folder = table.matched("folder", _FOLDER, "an absolute path of letters, digits and . _ @ + -")
         conf = table.matched("conf", re.compile(r"/.*"), "an absolute path") if table.has("conf") else None
         usual = _place(table, SubmitTarget())
+        python = (
+            table.matched("python", _PYTHON, "a name or an absolute path") if table.has("python") else DEFAULT_PYTHON
+        )
         projects = table.named("projects", lambda project: _place(project, usual))
         table.reject_unknown_keys()
-        return cls(Path(folder), Path(conf) if conf is not None else None, usual, projects)
+        return cls(Path(folder), Path(conf) if conf is not None else None, usual, python, projects)
 
     def target_for(self, project: str) -> SubmitTarget:
         """Return the target of a project's jobs."""

@@ -9,10 +9,14 @@ from __future__ import annotations
 import math
 import re
 import shlex
+import signal
+from collections.abc import Iterable
 from pathlib import Path
 
 from moorings.core.model.errors import MooringsError
-from moorings.engines.launch import fixed_warn_signal, job_environment, parse_signal, rejected_error
+from moorings.engines.launch import fixed_warn_signal, job_environment, parse_signal, rejected_error, warn_signals
+from moorings.engines.node_program import WatchedJob
+from moorings.engines.run_folder import to_json
 from moorings.ports.engine import RunSubmission
 from moorings.slurm.engine.settings import SubmitTarget
 from moorings.slurm.host.job_table import KIND
@@ -82,6 +86,8 @@ def describe_differences(job: JobSpec, place: SubmitTarget, user: str) -> tuple[
         differences.append(
             "it may be asked to make room, so Slurm may stop it, put it back into its queue and start it anew"
         )
+    if job.retries:
+        differences.append("Slurm itself starts it again if a node is lost, whatever its number of retries")
     if job.checkpoint.resumable:
         differences.append("it can be resumed, so Slurm may stop it, put it back into its queue and start it again")
     return tuple(differences)
@@ -169,8 +175,15 @@ def explain_refusal(error: MooringsError, place: SubmitTarget) -> MooringsError 
     return rejected_error(f"Slurm refuses it: {words}", hint)
 
 
-def build_files(order: RunSubmission, attempt: Path) -> dict[str, bytes]:
-    """Return the files for the nodes, by name."""
+def build_files(order: RunSubmission, attempt: Path, python: str, program: Path) -> dict[str, bytes]:
+    """Return the files for the nodes, by name.
+
+    Args:
+        order: the checked submission.
+        attempt: the folder of this attempt, absolute.
+        python: what runs the program.
+        program: of ``engines.node_program``.
+    """
     job, contract = order.job, order.job.checkpoint
     warn_s = job.time_limit_s - contract.warn_s if job.time_limit_s is not None else 0.0
     batch = {
@@ -180,11 +193,27 @@ def build_files(order: RunSubmission, attempt: Path) -> dict[str, bytes]:
         "limit": _seconds(job.time_limit_s),
         "warn": _seconds(warn_s if 0 < contract.warn_s and warn_s > 0 else None),
         "grace": _seconds(contract.grace_s),
-        "warn_signal": signal_of(fixed_warn_signal(contract)),
+        "plain_signal": signal_of(fixed_warn_signal(contract)),
+        "limit_signals": _names(warn_signals(contract.warn_signal, to_yield=False)),
+        "yield_signals": _names(warn_signals(contract.warn_signal, to_yield=True)),
+        "python": python,
+        "program": str(program),
+        "watched": "yes" if job.checkpoint_directory is not None else "",
     }
+    task = {
+        "_moorings_attempt": str(attempt),
+        "_moorings_python": python,
+        "_moorings_program": str(program),
+    }
+    watched = {}
+    if job.checkpoint_directory is not None:
+        resumable = contract.resumable
+        seen = WatchedJob(job.checkpoint_directory, job.command, job.resume_args if resumable else (), resumable)
+        watched = {"watched.json": to_json(seen)}
     return {
+        **watched,
         "batch.sh": _script("batch.sh", batch),
-        "task.sh": _script("task.sh", {"_moorings_attempt": str(attempt)}),
+        "task.sh": _script("task.sh", task),
         "environment": _environment(order).encode("utf-8", "surrogateescape"),
     }
 
@@ -198,6 +227,10 @@ def _environment(order: RunSubmission) -> str:
         f"set -- {shlex.join(job.resumed_command(order.resume_from))}",
     ]
     return "\n".join([*lines, ""])
+
+
+def _names(signals: Iterable[signal.Signals]) -> str:
+    return " ".join(each.name.removeprefix("SIG") for each in signals)
 
 
 def _script(name: str, values: dict[str, str]) -> bytes:
