@@ -17,7 +17,7 @@ A test that has never failed proves nothing. This is the list of the guards: the
 over that copy, and each of them must fail.
 
 There are {count} guards. `make guards` and `make test-all` take out each of them. `make test` takes out a tenth, drawn
-by the commit, and those whose source or tests have changed in the last 50 commits, at most 150 together; and it checks
+by the commit, and those whose source or tests have changed in the last 50 commits, at most 100 together; and it checks
 that the source still has every one. A guard is found by its function and its syntax, so it survives a move and a new
 format.
 

@@ -13,7 +13,7 @@ from tests.guards.guards import GUARDS
 from tests.sampling import git, rank, tree, whole
 
 SHARE = 0.1
-AT_MOST = 150
+AT_MOST = 100
 COMMITS = 50
 TEST = "tests/guards/test_guards.py::test_a_guard_is_missed["
 
