@@ -58,8 +58,8 @@ def load(path: Path) -> Binding:
             text = file.read()
     except (OSError, UnicodeDecodeError) as error:
         raise DeviceError(f"cannot read the IPUoF file {path}: {error}") from error
-    if mode != 0o600:
-        raise DeviceError(f"the IPUoF file {path} has mode {mode:04o}, not 0600: other users could read or change it")
+    if mode & 0o077:
+        raise DeviceError(f"the IPUoF file {path} has mode {mode:04o}: other users could read or change it")
     try:
         return parse(text)
     except (ValueError, KeyError, TypeError) as error:

@@ -205,15 +205,15 @@ async def test_a_requeued_run_is_given_its_newest_whole_checkpoint_by_its_node(r
 
 async def saved(rig: SlurmRig, run: RunId, after: int) -> int:
     """The step of the newest whole checkpoint, once it is later than that; each look is a new controller's."""
-    give_up = time.monotonic() + patient(60)
-    while True:
-        async with open_engine(rig) as engine:
-            (seen,) = await engine.observe([run])
-        steps = [each.step or 0 for each in seen.checkpoints or () if each.is_whole]
-        if seen.phase is RunPhase.RUNNING and max(steps, default=0) > after:
-            return max(steps)
-        assert time.monotonic() < give_up, f"no checkpoint after step {after}: {seen}"
-        await asyncio.sleep(0.1)
+    async with asyncio.timeout(patient(60)):
+        while True:
+            async with open_engine(rig) as engine:
+                (seen,) = await engine.observe([run])
+            steps = [each.step or 0 for each in seen.checkpoints or () if each.is_whole]
+            if seen.phase is RunPhase.RUNNING and max(steps, default=0) > after:
+                return max(steps)
+            assert seen.phase is not RunPhase.ENDED, seen
+            await asyncio.sleep(0.1)
 
 
 async def test_a_training_that_slurm_stops_again_and_again_ends_with_the_same_weights(rig: SlurmRig) -> None:
@@ -286,7 +286,7 @@ async def test_a_program_that_handles_no_signal_survives_its_warning(rig: SlurmR
         rig.site.cluster.check("scancel", "--batch", "--signal=USR1", number)
         end = await wait_for_end(engine, order.run)
         assert (end.ending, end.exit_code) == (EndReason.EXITED, 0)
-    assert "warned 1 task: nothing" in (rig.runs / order.run / "0" / "job.log").read_text()
+    assert "warned 1 task: nothing" in (rig.runs / order.run / "0" / "looks.log").read_text()
 
 
 async def test_without_a_python_on_the_node_the_run_says_that_nobody_looks(rig: SlurmRig) -> None:
@@ -296,7 +296,7 @@ async def test_without_a_python_on_the_node_the_run_says_that_nobody_looks(rig: 
         number = await engine.submit(order)
         await wait_for_output(engine, order.run, b"ready\n")
         (seen,) = await engine.observe([order.run])
-        assert "has no Python 3.11 called /no/such/python; [slurm] python names one" in seen.checkpoint_fault
+        assert "has no Python 3.11 called /no/such/python ([slurm] python names one)" in seen.checkpoint_fault
         rig.site.cluster.check("scancel", "--batch", "--signal=USR1", number)
         end = await wait_for_end(engine, order.run)
         assert (end.ending, end.exit_code) == (EndReason.EXITED, 0)

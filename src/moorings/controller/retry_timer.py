@@ -9,7 +9,7 @@ import logging
 from moorings.controller.loop import CommittedChange, TurnLoop
 from moorings.core.model.claims import ClaimId
 from moorings.core.model.errors import MooringsError
-from moorings.core.model.timestamps import Timestamp, seconds_between
+from moorings.core.model.timestamps import Timestamp, add_seconds, seconds_between
 from moorings.ports.clock import Clock, Ids
 from moorings.workloads.jobs import claim_spec_for
 from moorings.workloads.run_turn import PauseRun, ResumeRun
@@ -86,9 +86,9 @@ class RetryTimer:
                 return  # somebody else resumed or ended it
             if not error.retryable and not error.code.startswith("store."):
                 with contextlib.suppress(MooringsError):
-                    await self._loop.submit(PauseRun(ident, f"the controller: {error.detail}", 0.0))
+                    await self._loop.submit(PauseRun(ident, f"the controller: {error.detail}", 0.0, holds_retry=True))
                 return
-        await self._clock.sleep(FAILED_PAUSE_S)
+        self._due[ident] = add_seconds(self._clock.now(), FAILED_PAUSE_S)
 
 
 def _resume_at(run: Run) -> Timestamp | None:

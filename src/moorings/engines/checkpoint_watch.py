@@ -92,6 +92,7 @@ class CheckpointWatch:
         self._pids = pids
         self._look = NO_LOOK
         self._saved: CheckpointRecord | None = None
+        self._last_open: frozenset[str] | None = frozenset()
         self._ending = threading.Event()
         self._woken = threading.Event()
         self._expected_since_s: float | None = None
@@ -157,8 +158,13 @@ class CheckpointWatch:
         quiet_s, needed_s = self._looked_at_s - self._quiet_since_s, self._needs_quiet_s  # as far as looks have seen
         return quiet_s >= needed_s or now_s - since_s >= needed_s * BUSY_FACTOR
 
-    def finish(self) -> None:
-        """Look a last time, now that no process is left; returns after a bounded time."""
+    def finish(self, *, processes_left: bool = False) -> None:
+        """Look a last time, now that the run ends; returns after a bounded time.
+
+        Args:
+            processes_left: whether processes of the run may still write.
+        """
+        self._last_open = None if processes_left else frozenset()
         self._ending.set()
         self._woken.set()
         self._thread.join(LAST_S_MAX)
@@ -183,9 +189,9 @@ class CheckpointWatch:
         self._look_last()
 
     def _look_last(self) -> None:
-        self._look_once(frozenset())
+        self._look_once(self._last_open)
         time.sleep(LAST_PAUSE_S)
-        self._look_once(frozenset())
+        self._look_once(self._last_open)
 
     def _look_once(self, open_paths: frozenset[str] | None) -> None:
         """Look once; ``open_paths`` None: those that processes of the run have open, if an entry needs to know."""

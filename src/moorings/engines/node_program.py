@@ -4,7 +4,7 @@
 
     python3 ARCHIVE check                 do nothing: this Python will do
     python3 ARCHIVE begin FOLDER START    look, and write what this start of the job resumes from
-    python3 ARCHIVE watch FOLDER START    look until TERM comes or the parent is gone
+    python3 ARCHIVE watch FOLDER START    look until WINCH comes (no other signal ends it) or the parent is gone
     python3 ARCHIVE hear FOLDER START     once there is a file warn.START, warn the programs of the tasks on this node
 
 FOLDER is the attempt's, with ``watched.json`` (``WatchedJob``). The program writes ``checkpoints.json`` there
@@ -19,6 +19,7 @@ import json
 import os
 import shlex
 import signal
+import stat
 import sys
 import threading
 import time
@@ -30,16 +31,29 @@ from importlib.resources import files
 from pathlib import Path
 
 from moorings.core.model.serialization import from_plain, to_plain
-from moorings.engines.checkpoint_watch import CheckpointRecord, CheckpointWatch
-from moorings.engines.processes import descendants, has_variable, list_processes, read_command_line, warn_task
+from moorings.engines.checkpoint_watch import SHOWN_MAX, CheckpointRecord, CheckpointWatch
+from moorings.engines.processes import (
+    ProcessTable,
+    descendants,
+    has_variable,
+    list_processes,
+    read_command_line,
+    warn_task,
+)
 from moorings.files import write_atomically
 from moorings.workloads.checkpoints import RunCheckpoint, newest_whole
 
 RECORD_BYTES_MAX = 256 << 10
+FAULT_CHARS_MAX = 500
+PATH_CHARS_MAX = 4096
+WRITTEN_AT_MAX = 4_102_444_800_000_000  # the year 2100, in microseconds
+WRITE_S_MAX = 1e9
 BEGIN_S_MAX = 20.0  # how long the start of a job waits for a look: its disk may hang
 TOO_OLD = 9  # exit code of a Python that is too old
+_KEPT_OUT = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
 _PARENT_S = 1.0  # between two looks whether the parent lives
 _HEAR_S = 1.0  # between two looks for a word to warn
+_TASKS_EVERY = 10  # of these looks one is for the tasks, too
 
 _MODULES = (
     "__init__",
@@ -95,21 +109,35 @@ def build_archive() -> bytes:
 def read_record(folder: Path) -> CheckpointRecord | None:
     """What was last recorded of the checkpoints of an attempt; None: nothing, or nothing that is a record.
 
-    Raises:
-        OSError: it cannot be read.
+    The folder is the job's user's: whatever lies there is taken for a record only if it could be one.
     """
-    try:
+    text = b""
+    with contextlib.suppress(OSError):
         descriptor = os.open(folder / "checkpoints.json", os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
-    with os.fdopen(descriptor, "rb") as file:
-        text = file.read(RECORD_BYTES_MAX)
+        try:
+            if stat.S_ISREG(os.fstat(descriptor).st_mode):
+                text = os.read(descriptor, RECORD_BYTES_MAX)
+        finally:
+            os.close(descriptor)
     try:
         record = from_plain(CheckpointRecord, json.loads(text))
         json.dumps(to_plain(record), ensure_ascii=False).encode()  # an API has no word for a lone surrogate
     except (ValueError, RecursionError):
         return None
-    return record
+    given = (record.resumed_from,) if record.resumed_from is not None else ()
+    if len(record.found) > SHOWN_MAX or not all(map(_is_possible, (*record.found, *given))):
+        return None
+    return replace(record, fault=record.fault[:FAULT_CHARS_MAX])
+
+
+def _is_possible(found: RunCheckpoint) -> bool:
+    numbers = (found.size_bytes, found.step or 0)
+    return (
+        0 <= found.written_at < WRITTEN_AT_MAX
+        and all(0 <= number < 1 << 63 for number in numbers)
+        and (found.write_s is None or 0 <= found.write_s < WRITE_S_MAX)
+        and max(len(found.path), len(found.why)) <= PATH_CHARS_MAX
+    )
 
 
 class AttemptCheckpoints:
@@ -121,9 +149,7 @@ class AttemptCheckpoints:
 
     def last_checkpoints(self) -> CheckpointRecord | None:
         """The last record; None: there is none that can be read."""
-        with contextlib.suppress(OSError):
-            return read_record(self._folder)
-        return None
+        return read_record(self._folder)
 
     def save(self, record: CheckpointRecord, *, durable: bool = True) -> None:
         """Save a record."""
@@ -149,16 +175,33 @@ def main(words: Sequence[str]) -> None:
 
 
 def _within(limit_s: float, work: Callable[[], object], otherwise: Callable[[], object]) -> None:
-    thread = threading.Thread(target=work, daemon=True)
+    """Do some work, or something else if that takes longer.
+
+    Raises:
+        Exception: that of the work.
+    """
+    failed: list[Exception] = []
+
+    def carry_out() -> None:
+        try:
+            work()
+        except Exception as error:  # raised again by the thread that waits
+            failed.append(error)
+
+    thread = threading.Thread(target=carry_out, daemon=True)
     thread.start()
     thread.join(limit_s)
     if thread.is_alive():
         otherwise()
+    if failed:
+        raise failed[0]
 
 
 def _record_timeout(folder: Path, start: int, job: WatchedJob) -> None:
+    store = AttemptCheckpoints(folder)
+    known = store.last_checkpoints()
     fault = f"{job.directory} could not be looked at within {BEGIN_S_MAX:g} s"
-    AttemptCheckpoints(folder).save(CheckpointRecord(start, (), fault), durable=False)
+    store.save(CheckpointRecord(start, known.found if known is not None else (), fault), durable=False)
 
 
 def _begin(folder: Path, start: int, job: WatchedJob) -> None:
@@ -181,15 +224,18 @@ def _resume_commands(job: WatchedJob, chosen: RunCheckpoint) -> str:
 
 def _watch(folder: Path, start: int, job: WatchedJob) -> None:
     parent = os.getppid()
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    # Slurm sends TERM to all of a batch step while the tasks may still save.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGWINCH, *_KEPT_OUT})
     record = AttemptCheckpoints(folder)
     before = record.last_checkpoints()
     record.resumed_from = before.resumed_from if before is not None and before.attempt == start else None
     watch = CheckpointWatch(record, start, job.directory, _pids_of_job)
     watch.start()
-    while os.getppid() == parent and signal.sigtimedwait({signal.SIGTERM}, _PARENT_S) is None:
-        pass
-    watch.finish()
+    while os.getppid() == parent:
+        if signal.sigtimedwait({signal.SIGWINCH}, _PARENT_S) is not None:
+            watch.finish()
+            return
+    watch.finish(processes_left=True)
 
 
 def _pids_of_job() -> list[int]:
@@ -199,13 +245,16 @@ def _pids_of_job() -> list[int]:
 
 
 def _hear(folder: Path, start: int) -> None:
-    """Wait for the word to warn, or for the end of the parent."""
-    parent = os.getppid()
-    while os.getppid() == parent:
-        if f"warn.{start}" in os.listdir(folder):  # noqa: PTH208 - to list a folder anew makes NFS ask its server
-            names = (folder / f"warn.{start}").read_text().split()
-            _warn(folder, [signal.Signals[f"SIG{name}"] for name in names])
-            return
+    """Wait for the word to warn, or until no task of this node is left."""
+    (folder / f"hears.{start}.{_node()}").touch()
+    looks = 0
+    while looks % _TASKS_EVERY or _task_shells(folder, list_processes()):
+        looks += 1
+        with contextlib.suppress(OSError):  # its server may be away
+            if f"warn.{start}" in os.listdir(folder):  # noqa: PTH208 - to list a folder anew makes NFS ask its server
+                names = (folder / f"warn.{start}").read_text().split()
+                _warn(folder, [signal.Signals[f"SIG{name}"] for name in names])
+                return
         time.sleep(_HEAR_S)
 
 
@@ -213,14 +262,20 @@ def _node() -> str:
     return os.environ.get("SLURMD_NODENAME") or os.uname().nodename
 
 
+def _task_shells(folder: Path, table: ProcessTable) -> set[int]:
+    """The processes of this node that run the tasks' script."""
+    node = os.environ.get("SLURMD_NODENAME")
+    script = f"{folder}/task.sh".encode()
+    shells = {pid for pid in table if script in read_command_line(pid)[:3]}
+    if node is None:
+        return shells
+    return {pid for pid in shells if has_variable(pid, "SLURMD_NODENAME", node)}  # a machine may be several nodes
+
+
 def _warn(folder: Path, signals: Sequence[signal.Signals]) -> None:
     """Warn each task's programs with the first signal that one of them handles."""
     table = list_processes()
-    script = f"{folder}/task.sh".encode()
-    node = os.environ.get("SLURMD_NODENAME")
-    shells = {pid for pid in table if script in read_command_line(pid)[:3]}
-    if node is not None:  # a machine may be several nodes
-        shells = {pid for pid in shells if has_variable(pid, "SLURMD_NODENAME", node)}
+    shells = _task_shells(folder, table)
     told = []
     for task in (pid for pid in shells if table[pid].parent not in shells):
         below = [each for each in descendants([task], table) if each.pid not in (*shells, os.getpid())]

@@ -84,11 +84,13 @@ class PauseRun:
     Attributes:
         by: who asks.
         timeout_s: from when its engine knows it, how long until none of its processes may be left.
+        holds_retry: only if it waits for its retry, which then does not come.
     """
 
     run: RunId
     by: str
     timeout_s: float
+    holds_retry: bool = field(default=False, metadata=OMIT_IF_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -432,17 +434,23 @@ class RunTurn:
             return self._end(run, EndRecord(EndReason.CANCELLED, 143, detail=why))
         if run.state is not RunState.STOPPING:
             self._move(replace(run, pause=None), RunEvent.STOP, "run.stopping", {"why": why}, why)
-        elif run.pause is not None:
+        elif run.pause is not None or (run.job.retries and self._stops_by_loss(run)):
             cancelled = runs.cancel_pause(run, why)
             self._save(cancelled, run)
             self._emit_event("run.stopping", cancelled, {"why": why})
         return []
+
+    def _stops_by_loss(self, run: Run) -> bool:
+        claim = self._claim_of(run.claim) if run.claim is not None else None
+        return claim is not None and claim.state is ClaimState.LOST and run.stop_reason == _reason(claim)
 
     def _pause(self, given: PauseRun, run: Run | None) -> list[ClaimInput]:
         if run is None or run.is_ended:
             raise MooringsError("run.ended", f"run {given.run} has ended; there is nothing to pause")
         if run.pause is not None:
             return self._hold(given, run, run.pause)
+        if given.holds_retry:
+            return []
         if run.state is RunState.STOPPING:
             raise MooringsError("run.not_pausable", f"run {run.id} is being stopped: {run.stop_reason}")
         self._check_pausable(run)
@@ -497,18 +505,18 @@ class RunTurn:
         """Nothing of a run that is being paused, or was lost, is left: its claim is released."""
         before = self.run(run.id)
         assert before is not None
+        losses = runs.after_loss(run)
         if run.state in (RunState.STARTING, RunState.RUNNING):
             run = runs.step(run, RunEvent.YIELD, self.now)
         assert run.claim is not None
         paused = runs.apply_pause(run, pause, self.now)
         data = {"why": pause.reason, "attempt": paused.attempt, **(lost or {})}
         if pause.loss:
-            paused = runs.retry_pause(paused, pause, self.now)
+            paused = runs.retry_pause(paused, pause, losses, self.now)
             assert paused.pause is not None
-            assert paused.loss_record is not None
             data |= {
                 "resume_at": paused.pause.resume_at,
-                "retry": paused.loss_record.count,
+                "retry": losses.count,
                 "retries": paused.job.retries,
             }
         self._save(paused, before)
@@ -533,8 +541,10 @@ class RunTurn:
             if run.state is RunState.YIELDING and run.pause is not None:
                 what, hint = "is being paused", "resume it once it is PAUSED"
             raise MooringsError("run.not_paused", f"run {run.id} {what}", hint=hint)
-        self._check_quotas(given.role, run)
         assert run.pause is not None
+        if given.role is None and run.pause.resume_at is None:
+            raise MooringsError("run.not_paused", f"run {run.id} is {run.pause.reason}, and waits for no retry")
+        self._check_quotas(given.role, run)
         most = max_priority(given.role, given.spec.project, self._projects(), self._policy)
         priority = run.pause.priority if most is None else min(run.pause.priority, most)
         self._rollback = self._rollback_to(run.id, given.claim)
@@ -603,7 +613,7 @@ class RunTurn:
         if seen.phase is RunPhase.RUNNING and run.state is RunState.STARTING:
             self._move(run, RunEvent.STARTED, "run.started")
         elif seen.phase is RunPhase.ENDED and seen.end is not None:
-            if run.pause is not None and seen.end.ending in _RESUMABLE_END_REASONS:  # it has lost its partition
+            if run.pause is not None and _goes_on(run.pause, seen.end):  # it has lost its partition
                 return self._paused(run, run.pause, _lost_work(run, seen))
             if seen.end.ending is EndReason.YIELDED and run.state is not RunState.STOPPING and self._can_resume(run):
                 return self._pause_unasked(run, seen)
@@ -669,23 +679,19 @@ class RunTurn:
                 given["resume_from"] = seen.resumed_from.path
             self._move(run, RunEvent.PARTITION_READY, "run.starting", given)
         elif run.state is RunState.RUNNING and seen.phase is RunPhase.STARTING:
-            data: dict[str, object] = {"why": seen.reason} if seen.reason else {}
-            saved = newest_whole(run.checkpoints)
-            if saved is not None:
-                data["lost_s"] = round(max(0.0, seconds_between(saved.written_at, self.now)), 1)
-            self._move(run, RunEvent.REQUEUE, "run.requeued", data)
+            self._move(run, RunEvent.REQUEUE, "run.requeued", {"why": seen.reason} if seen.reason else None)
         return self.changed[run.id][0] if run.id in self.changed else run
 
     def _end(self, run: Run, end: EndRecord) -> list[ClaimInput]:
-        claim = self._claim_of(run.claim) if run.claim is not None else None
-        if (
-            end.ending in (EndReason.CANCELLED, EndReason.YIELDED)
-            and claim is not None
-            and claim.state is ClaimState.LOST
-        ):
+        claim = self._claim_of(run.claim) if run.claim is not None and run.state is not RunState.PAUSED else None
+        is_claim_lost = claim is not None and claim.state is ClaimState.LOST
+        # Jobs without retries keep to what logs of earlier releases say.
+        was_cancelled = bool(run.job.retries) and claim is not None and run.stop_reason != _reason(claim)
+        if end.ending in (EndReason.CANCELLED, EndReason.YIELDED) and is_claim_lost and not was_cancelled:
+            assert claim is not None
             end = replace(end, ending=EndReason.NO_PARTITION, detail=_reason(claim))  # no caller asked it to stop
-        lost = end.ending is EndReason.LOST or (claim is not None and claim.state is ClaimState.LOST)
-        if lost and run.job.retries:
+        unserved = end.ending is EndReason.NOT_STARTED and is_claim_lost
+        if run.job.retries and (unserved or end.ending in (EndReason.LOST, EndReason.NO_PARTITION)):
             end = replace(end, detail=_without_retry(run, end.detail or run.stop_reason))
         ended = runs.apply_end(run, end, self.now)
         self._save(ended, run)
@@ -734,6 +740,12 @@ def _lost_work(run: Run, seen: RunStatus) -> dict[str, object]:
         return {}
     since = max(seen.started_at, saved.written_at) if saved is not None else seen.started_at
     return {"lost_s": round(max(0.0, seconds_between(since, ended_at)), 1)}
+
+
+def _goes_on(pause: RunPause, end: EndRecord) -> bool:
+    """Whether a run that was stopped goes on later: its program may fail because its devices have gone."""
+    failed = end.ending is EndReason.EXITED and end.exit_code != 0
+    return end.ending in _RESUMABLE_END_REASONS or (failed and bool(pause.loss))
 
 
 def _without_retry(run: Run, detail: str) -> str:

@@ -369,8 +369,9 @@ def after_loss(run: Run) -> LossRecord:
     newest = newest_whole(run.checkpoints)
     path = newest.path if newest is not None else None
     if run.loss_record is None:
-        return LossRecord(1, path, 1)
-    unchanged = run.loss_record.unchanged + 1 if run.loss_record.checkpoint == path else 1
+        return LossRecord(1, path, 0 if run.state is RunState.WAITING else 1)
+    before = run.loss_record.unchanged if run.loss_record.checkpoint == path else 0
+    unchanged = before if run.state is RunState.WAITING else before + 1  # its program had no part in that
     return LossRecord(run.loss_record.count + 1, path, unchanged)
 
 
@@ -380,9 +381,8 @@ def forgive_losses(run: Run) -> Run:
     return run if record is None else replace(run, loss_record=replace(record, unchanged=0))
 
 
-def retry_pause(run: Run, pause: RunPause, now: Timestamp) -> Run:
+def retry_pause(run: Run, pause: RunPause, losses: LossRecord, now: Timestamp) -> Run:
     """The PAUSED run with the time of its retry."""
-    losses = after_loss(run)
     return replace(
         run, pause=replace(pause, resume_at=add_seconds(now, retry_delay_s(losses.count))), loss_record=losses
     )

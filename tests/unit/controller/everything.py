@@ -363,7 +363,12 @@ class Everything(Story):
         self._settle()
         saved = replace(CHECKPOINT, is_whole=True, why="")
         self._turn(RunStatus(works.id, RunPhase.RUNNING, self._now, checkpoints=(saved,)))
-        self._turn(waits, PauseRun(waits.id, "ann", 60.0), PauseRun(works.id, "ann", 60.0))
+        self._turn(
+            waits,
+            PauseRun(works.id, "the controller", 0.0, holds_retry=True),
+            PauseRun(waits.id, "ann", 60.0),
+            PauseRun(works.id, "ann", 60.0),
+        )
         self._turn(PauseRun(never.id, "ann", 60.0))  # refused, and in the log
         stopped = EndRecord(EndReason.YIELDED, 143, (143,))
         self._turn(RunStatus(works.id, RunPhase.ENDED, None, stopped))
@@ -377,7 +382,7 @@ class Everything(Story):
         ]
         self._turn(
             ResumeRun(works.id, ClaimId("claim-works-again"), spec, Role.ADMIN, replace(saved, why="?")),
-            ResumeRun(waits.id, ClaimId("claim-waits-again"), spec),
+            ResumeRun(waits.id, ClaimId("claim-waits-again"), spec, Role.USER),
             *refused,
         )
         self._settle()

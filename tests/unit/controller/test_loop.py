@@ -23,6 +23,7 @@ from moorings.controller.loop import (
 )
 from moorings.controller.turn import KeyedInput, TurnOutcome
 from moorings.core.invariants import find_violations
+from moorings.core.model.access import Role
 from moorings.core.model.claims import CheckpointContract, Claim, ClaimId, ClaimSpec, ClaimState
 from moorings.core.model.devices import PoolName
 from moorings.core.model.errors import MooringsError
@@ -699,11 +700,11 @@ async def test_a_run_whose_next_claim_is_refused_stays_paused(rig):
     assert paused.state is RunState.PAUSED
     spec = claim_spec_for(given.job)
     with pytest.raises(MooringsError) as caught:
-        await rig.loop.submit(ResumeRun(given.id, ClaimId("claim-next"), replace(spec, size=128)))
+        await rig.loop.submit(ResumeRun(given.id, ClaimId("claim-next"), replace(spec, size=128), Role.USER))
     assert caught.value.code == "claim.too_large"
     assert rig.loop.runs.by_id[given.id] == paused
     assert rig.told("run.resumed") == 0
-    resumed = await rig.loop.submit(ResumeRun(given.id, ClaimId("claim-next"), spec))
+    resumed = await rig.loop.submit(ResumeRun(given.id, ClaimId("claim-next"), spec, Role.USER))
     assert (resumed.state in (RunState.WAITING, RunState.STARTING), resumed.claim) == (True, "claim-next")
 
 

@@ -136,7 +136,8 @@ def test_what_is_saved_is_seen_while_the_job_runs_and_at_its_end(node: Node, wat
     node.save(20)
     until(lambda: any(each.is_whole for each in node.record().found))
     node.save(30)
-    watching.send_signal(signal.SIGTERM)
+    watching.send_signal(signal.SIGTERM)  # Slurm's: the tasks may still save
+    watching.send_signal(signal.SIGWINCH)
     assert watching.wait(patient(15)) == 0
     assert [each.step for each in node.record().found] == [30, 20]
 
@@ -154,7 +155,7 @@ def test_it_keeps_what_its_start_was_given(node: Node) -> None:
     with subprocess.Popen(node.command("watch", str(node.attempt), "1")) as process:
         node.save(30)
         until(lambda: len(node.record().found) == 2)
-        process.terminate()
+        process.send_signal(signal.SIGWINCH)
         process.wait(patient(15))
     given = node.record().resumed_from
     assert given is not None
@@ -207,6 +208,30 @@ def test_an_older_python_says_so(node: Node, tmp_path: Path) -> None:
     )
 
 
+def a_record(times: int = 1, **more: object) -> bytes:
+    found = {"path": "/c/a", "step": 1, "size_bytes": 1, "written_at": 1, "is_whole": True, "rule": "zip", **more}
+    return json.dumps({"attempt": 0, "found": [found] * times}).encode()
+
+
+def test_a_record_is_read(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints.json").write_bytes(a_record())
+    assert read_record(tmp_path) is not None
+
+
+def test_a_folder_in_the_place_of_a_record_is_none_and_leaks_nothing(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints.json").mkdir()
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    assert [read_record(tmp_path) for _ in range(5)] == [None] * 5
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+
+
+def test_what_was_known_is_kept_when_a_disk_hangs(node: Node) -> None:
+    whole = node.save(20)
+    node.begin(0)
+    node_program._record_timeout(node.attempt, 1, WatchedJob("/hangs", ("train",), (), True))
+    assert [each.path for each in node.record().found] == [str(whole)]
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -216,8 +241,10 @@ def test_an_older_python_says_so(node: Node, tmp_path: Path) -> None:
         b'{"attempt": "x", "found": []}',
         b'{"attempt": 0, "found": [], "fault": "\\ud800"}',
         b"[" * 9999,
+        *(a_record(written_at=10**400), a_record(written_at=-1), a_record(step=1 << 63), a_record(write_s=1e300)),
+        *(a_record(path="x" * 9999), a_record(99)),
     ],
-    ids=["empty", "cut", "list", "wrong", "surrogate", "deep"],
+    ids=["empty", "cut", "list", "wrong", "surrogate", "deep", "late", "early", "step", "slow", "path", "many"],
 )
 def test_a_record_that_is_none_is_left_out(tmp_path: Path, text: bytes) -> None:
     (tmp_path / "checkpoints.json").write_bytes(text)

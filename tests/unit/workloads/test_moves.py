@@ -9,6 +9,7 @@ from types import ModuleType
 import pytest
 
 from moorings.core.model import claims, devices, partitions
+from moorings.core.model.access import Role
 from moorings.core.model.claims import CheckpointContract, Claim, ClaimId, ClaimState, PartitionId
 from moorings.core.model.devices import Device, DeviceState
 from moorings.core.model.driver_results import ObservedState, ResultCode
@@ -200,7 +201,7 @@ def _runs() -> None:
     )
     turn.apply_claim_changes([lost])
     turn.handle_input(RunStatus(run.id, RunPhase.ABSENT))
-    resume = ResumeRun(run.id, ClaimId("claim-next"), saves.spec)
+    resume = ResumeRun(run.id, ClaimId("claim-next"), saves.spec, Role.USER)
     paused = a_run(state=RunState.PAUSED, pause=RunPause("ann", NOW, 60.0, 0))
     RunTurn(RunRegistry([paused]), lambda _: None, later).handle_input(resume)
     waits = a_run(state=RunState.YIELDING, pause=paused.pause)

@@ -111,7 +111,6 @@ def test_what_its_node_has_seen_counts_as_saved_work_of_the_claim_of_its_job():
 def test_what_its_node_gave_to_its_next_start_is_told():
     now = turn(replace(RUNS, checkpoints=(SAVED,)))
     now.handle_input(RunStatus(RUN, RunPhase.STARTING, reference="1234", checkpoints=(SAVED,)))
-    assert json.loads(now.events[-1].data) == {"lost_s": 0.5}
     now.handle_input(RunStatus(RUN, RunPhase.RUNNING, reference="1234", checkpoints=(SAVED,), resumed_from=SAVED))
     assert the_run(now).resumed_from == SAVED
     starting = next(event for event in now.events if event.name == "run.starting")

@@ -163,8 +163,50 @@ def test_the_cancelled_loss_is_not_retried() -> None:
     now = turn(run_of(), [GONE])
     now.apply_claim_changes([GONE])
     assert now.handle_input(CancelRun(RUN, "ann asked")) == []
-    assert now.handle_input(STOPPED) == [ReleaseClaim(CLAIM, f"run {RUN} FAILED")]
-    assert now_of(now).is_ended
+    assert now.handle_input(STOPPED) == [ReleaseClaim(CLAIM, f"run {RUN} CANCELLED")]
+    assert (now_of(now).state, now_of(now).stop_reason) == (RunState.CANCELLED, "ann asked")
+
+
+def test_a_cancel_counts_also_when_no_retry_is_left() -> None:
+    now = turn(run_of(loss_record=LossRecord(2, None, 1)), [GONE])
+    now.apply_claim_changes([GONE])
+    now.handle_input(CancelRun(RUN, "ann asked"))
+    now.handle_input(CancelRun(RUN, "ann asked again"))
+    now.handle_input(STOPPED)
+    assert (now_of(now).state, now_of(now).stop_reason) == (RunState.CANCELLED, "ann asked")
+
+
+def test_a_program_that_fails_once_its_partition_is_lost_is_retried() -> None:
+    now = turn(run_of(), [GONE])
+    now.apply_claim_changes([GONE])
+    now.handle_input(replace(STOPPED, end=EndRecord(EndReason.EXITED, 1)))
+    assert now_of(now).state is RunState.PAUSED
+    now = turn(run_of(), [GONE])
+    now.apply_claim_changes([GONE])
+    now.handle_input(replace(STOPPED, end=EndRecord(EndReason.EXITED, 0)))
+    assert (now_of(now).state, now_of(now).detail) == (RunState.SUCCEEDED, "its partition disappeared")
+
+
+def test_a_due_retry_that_was_held_meanwhile_does_not_come() -> None:
+    now = turn(run_of())
+    now.handle_input(LOST)
+    now.handle_input(PauseRun(RUN, "ann", 60.0))
+    with pytest.raises(MooringsError) as refused:
+        now.handle_input(ResumeRun(RUN, ClaimId("claim-next"), SPEC))
+    assert refused.value.code == "run.not_paused"
+
+
+def test_a_hold_of_a_retry_pauses_no_run_that_was_resumed_meanwhile() -> None:
+    for state in (RunState.WAITING, RunState.RUNNING):
+        now = turn(run_of(state))
+        assert now.handle_input(PauseRun(RUN, "the controller: no", 0.0, holds_retry=True)) == []
+        assert now_of(now).state is state
+
+
+def test_a_loss_before_the_program_began_does_not_count_as_one_without_progress() -> None:
+    now = turn(run_of(RunState.WAITING, loss_record=LossRecord(1, None, 1)), [GONE])
+    now.apply_claim_changes([GONE])
+    assert now_of(now).loss_record == LossRecord(2, None, 1)
 
 
 def test_a_run_that_waits_for_its_retry_can_be_cancelled_resumed_and_held() -> None:

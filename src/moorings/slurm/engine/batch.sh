@@ -10,6 +10,7 @@ usual=$(umask)
 umask 077
 cd "$attempt" || exit 1
 restart=${SLURM_RESTART_COUNT:-0}
+python=$(command -v "$python" || printf '%s' "$python") # the tasks have another PATH
 step=$SLURM_JOB_ID.0
 stop='' failed='' asked='' over='' slurm='' warn_now='' warned='' killing='' ended='' timers='' watcher=''
 
@@ -77,29 +78,52 @@ must_yield() {
     esac
 }
 
-warn_tasks() { # the programs that handle one of the signals; without a Python, all of them
+warn_tasks() { # the programs that handle one of the signals; if a node cannot do that, all of them
     signals=$limit_signals
     must_yield && signals=$yield_signals
-    if "$python" "$program" check; then
+    if "$python" "$program" check 2>> looks.log; then
         printf '%s\n' "$signals" > warn.draft && mv -f warn.draft "warn.$restart"
-    else
-        scancel --signal="$plain_signal" "$SLURM_JOB_ID"
+        looks=0
+        while [ "$looks" -lt 20 ]; do # a node's program may be on its way
+            n_nodes=0
+            for node in "hears.$restart".*; do
+                [ -e "$node" ] && n_nodes=$((n_nodes + 1))
+            done
+            [ "$n_nodes" -lt "$SLURM_JOB_NUM_NODES" ] || return
+            looks=$((looks + 1))
+            sleep 1
+        done
     fi
+    scancel --signal="$plain_signal" "$SLURM_JOB_ID"
 }
 
+# What looks at the checkpoints runs in the background, so that signals are noticed meanwhile; no disk holds the job up.
 looks() { # begin or watch
-    exec "$python" "$program" "$1" "$attempt" "$restart"
+    exec "$python" "$program" "$1" "$attempt" "$restart" 2>> looks.log
 }
 
-unseen() { # says why nobody looks at the checkpoints
-    printf '{"attempt": %s, "found": [], "fault": "node %s has no Python 3.11 called %s; [slurm] python names one"}' \
-        "$restart" "$SLURMD_NODENAME" "$python" > checkpoints.draft && mv -f checkpoints.draft checkpoints.json
+await() { # a process of ours, and how many fifths of a second; its exit code, or 1
+    looks=0
+    while kill -0 "$1" 2> /dev/null; do
+        [ "$looks" -lt "$2" ] || return 1
+        looks=$((looks + 1))
+        sleep 0.2 & wait "$!"
+    done
+    wait "$1"
+}
+
+unseen() { # exit code: says why nobody looks at the checkpoints
+    case $1 in
+    9 | 126 | 127) why="has no Python 3.11 called $python ([slurm] python names one)" ;;
+    *) why="cannot look at the checkpoints: see looks.log in $attempt" ;;
+    esac
+    printf 'node %s %s' "$SLURMD_NODENAME" "$why" > unseen.draft && mv -f unseen.draft unseen
 }
 
 stop_watching() { # the last look comes before the record of the end
     [ -n "$watcher" ] || return
-    kill "$watcher" 2> /dev/null
-    while kill -0 "$watcher" 2> /dev/null; do wait "$watcher"; done
+    kill -s WINCH "$watcher" 2> /dev/null
+    await "$watcher" 50
     watcher=''
 }
 
@@ -127,14 +151,23 @@ act() {
 }
 
 if [ -n "$watched" ]; then
-    (looks begin)
-    case $? in
-    9 | 126 | 127) unseen ;;
-    *)
+    rm -f unseen
+    (looks begin) &
+    if await "$!" 150; then
         (looks watch) &
         watcher=$!
-        ;;
-    esac
+    else
+        unseen "$?"
+    fi
+    if [ -n "$asked" ] || [ -e cancel ]; then
+        stop_watching
+        finish asked
+        exit 0
+    elif [ -n "$slurm" ]; then
+        stop_watching
+        finish slurm
+        exit 1
+    fi
 fi
 
 # srun reports each failed task on stderr, at once. The tasks open their logs themselves: Slurm would write
@@ -143,7 +176,7 @@ fi
     (
         umask "$usual"
         exec srun --ntasks="$tasks" --cpus-per-task="$cpus" --export=NONE --input=none --wait=0 --kill-on-bad-exit=0 \
-            --output="$attempt/step.log" --open-mode=append /bin/sh "$attempt/task.sh" "$restart" 2>&1 > /dev/null
+            --output="$attempt/step.log" --open-mode=append /bin/sh "$attempt/task.sh" "$restart" "$python" 2>&1 > /dev/null
     )
     echo "$?" > srun
 } | while IFS= read -r line; do
@@ -161,7 +194,6 @@ while :; do
     wait "$reader"
     kill -0 "$reader" 2> /dev/null || break
 done
-stop_watching
 read -r code < srun
 left_alone() { # whether every task ended by itself
     n_left=0
@@ -174,6 +206,7 @@ left_alone() { # whether every task ended by itself
 case $stop in
 '' | failed)
     if [ -n "$warned" ] && [ "${code:-1}" -ne 0 ] && [ -z "$slurm" ] && must_yield; then
+        stop_watching
         finish slurm
         if scontrol requeue "$SLURM_JOB_ID"; then
             kill $timers 2> /dev/null
@@ -195,6 +228,7 @@ case $stop in
     [ -z "$slurm" ] && [ "$state" = RUNNING ] || stop=slurm
     ;;
 esac
+stop_watching
 finish "${stop:-none}"
 kill $timers 2> /dev/null
 wait

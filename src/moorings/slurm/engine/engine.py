@@ -172,8 +172,10 @@ class SlurmEngine(ScheduledEngine):
         """Return the nodes' program, in the runs' folder; runs of an earlier version keep theirs."""
         content = build_archive()
         path = self._folder / f"looks-{hashlib.sha256(content).hexdigest()[:16]}.pyz"
-        if not path.exists():
-            write_atomically(path, content)
+        with contextlib.suppress(OSError):
+            if path.read_bytes() == content:
+                return path
+        write_atomically(path, content)
         return path
 
     @asynccontextmanager

@@ -20,6 +20,9 @@
             srun               srun's exit code
             watched.json       what the nodes' program has to know of the job (engines/node_program.py)
             checkpoints.json   the checkpoints that it last saw
+            unseen             why nobody looks at the checkpoints of the last start
+            looks.log          output of that program
+            hears.<restart>.<node>    there a program waits for the next
             warn.<restart>     the tasks are to be warned: the signals, the first choice first
             resume.<restart>   what it gave to that start of the job
             end.json           how it ended; ours, and final
@@ -36,13 +39,13 @@ import os
 import re
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from moorings.core.model.serialization import from_plain
 from moorings.core.model.timestamps import Timestamp
 from moorings.engines.checkpoint_watch import CheckpointRecord
-from moorings.engines.node_program import read_record
+from moorings.engines.node_program import FAULT_CHARS_MAX, read_record
 from moorings.engines.run_folder import AttemptFolder, ScheduledRunFolder, to_json
 from moorings.files import hold_lock, lock_file
 from moorings.workloads.runs import EndRecord
@@ -158,7 +161,7 @@ class SlurmAttempt(AttemptFolder):
             began={int(name[6:]): _at(self.path / name) for name in names if re.fullmatch(r"began\.[0-9]{1,9}", name)},
             done=self._done() if "done" in names else None,
             end=from_plain(EndRecord, json.loads(_text(self.path / "end.json"))) if "end.json" in names else None,
-            checkpoints=read_record(self.path) if "checkpoints.json" in names else None,
+            checkpoints=self._checkpoints(names),
         )
 
     def tasks(self, asked: SubmittedSlurmJob) -> tuple[TaskEnd | None, ...]:
@@ -185,6 +188,14 @@ class SlurmAttempt(AttemptFolder):
         for name, content in files.items():
             self.write(name, content)
         self.write("order.json", to_json(asked))
+
+    def _checkpoints(self, names: frozenset[str]) -> CheckpointRecord | None:
+        record = read_record(self.path) if "checkpoints.json" in names else None
+        if "unseen" in names:
+            with contextlib.suppress(OSError):
+                why = _text(self.path / "unseen")[:FAULT_CHARS_MAX].encode("utf-8", "replace").decode()
+                return replace(record or CheckpointRecord(0, ()), fault=why)
+        return record
 
     def _done(self) -> ScriptEnd | None:
         found = _DONE.fullmatch(_text(self.path / "done"))
@@ -222,5 +233,8 @@ def _integer(path: Path) -> int | None:
 
 def _text(path: Path) -> str:
     # The job may have replaced it by a pipe or a link: do not wait for one or follow one.
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
-        return file.read(TEXT_BYTES_MAX).decode("utf-8", "surrogateescape")
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, TEXT_BYTES_MAX).decode("utf-8", "surrogateescape")
+    finally:
+        os.close(descriptor)

@@ -202,7 +202,6 @@ def build_files(order: RunSubmission, attempt: Path, python: str, program: Path)
     }
     task = {
         "_moorings_attempt": str(attempt),
-        "_moorings_python": python,
         "_moorings_program": str(program),
     }
     watched = {}

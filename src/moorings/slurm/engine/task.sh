@@ -1,5 +1,5 @@
-# One task of a run, after the lines that set: _moorings_attempt (its folder), _moorings_python, _moorings_program. The
-# argument: how many times Slurm has restarted the job. Our names have a prefix, so that they collide with none of the job's variables.
+# One task of a run, after the lines that set: _moorings_attempt (its folder), _moorings_program. The arguments: how many
+# times Slurm has restarted the job, and the Python for the program. Our names have a prefix, so that they collide with none of the job's variables.
 #
 # Its files: began.<restart> (of the first task to begin), tasks/<rank> (the exit code), tasks/<rank>.why (a sentence,
 # if the command could not be started). Only shell builtins are used: PATH is the job's, or missing.
@@ -21,10 +21,10 @@ _moorings_refuse() { # exit code, sentence
 }
 
 # On each node one program waits for the script's word to warn: a signal of Slurm's kills those that do not handle it.
-[ "$SLURM_LOCALID" != 0 ] || (
-    exec "$_moorings_python" "$_moorings_program" hear "$_moorings_attempt" "$_moorings_restart" \
-        < /dev/null > /dev/null 2>> "$_moorings_attempt/job.log"
-) &
+if [ "$SLURM_LOCALID" = 0 ]; then
+    "$2" "$_moorings_program" hear "$_moorings_attempt" "$_moorings_restart" \
+        < /dev/null > /dev/null 2>> "$_moorings_attempt/looks.log" &
+fi
 . "$_moorings_attempt/environment" # exports the job's variables; the command becomes our arguments
 [ ! -e "$_moorings_attempt/resume.$_moorings_restart" ] || . "$_moorings_attempt/resume.$_moorings_restart"
 cd "$_moorings_workdir" 2> /dev/null ||
