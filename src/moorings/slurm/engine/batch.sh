@@ -231,5 +231,5 @@ esac
 stop_watching
 finish "${stop:-none}"
 kill $timers 2> /dev/null
-wait
+wait $timers # not for a look whose disk hangs
 exit "${code:-1}"
