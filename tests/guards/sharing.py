@@ -338,7 +338,7 @@ SHARING = (
         what="a lost run that was cancelled is not retried",
         file="workloads/run_turn.py",
         at="RunTurn._cancel",
-        cut="run.pause is not None",
+        cut="run.pause is not None or (run.job.retries and self._stops_by_loss(run))",
         put="False",
         tests=(f"{RETRIES}test_the_cancelled_loss_is_not_retried",),
     ),
