@@ -153,6 +153,12 @@ exec sleep 3600
 """
 
 
+@pytest.fixture
+def nodes_have_python(site: IpuSite, slurm_release: str) -> None:
+    if site.cluster.programs.chrooted:
+        pytest.skip(f"the nodes of Slurm {slurm_release} are in a root of Debian's packages, which has no Python")
+
+
 def saving(rig: SlurmRig, script: str, **contract: Any) -> RunSubmission:
     """A job that names its folder of checkpoints, and gets its resume argument after the script's name."""
     order = make_order(rig.programs.shell(script), rig.workdir)
@@ -176,6 +182,7 @@ async def requeue(rig: SlurmRig, job: str) -> None:
     rig.site.cluster.check("scontrol", "update", f"jobid={job}", "starttime=now+3")
 
 
+@pytest.mark.usefixtures("nodes_have_python")
 async def test_a_requeued_run_is_given_its_newest_whole_checkpoint_by_its_node(rig: SlurmRig) -> None:
     """Nobody else is there to choose: the controller may be down."""
     order = saving(rig, SAVES)
@@ -183,11 +190,13 @@ async def test_a_requeued_run_is_given_its_newest_whole_checkpoint_by_its_node(r
     async with open_engine(rig) as engine:
         job = await engine.submit(order)
         await wait_for_output(engine, order.run, b"saved\n")
-        while True:
-            (seen,) = await engine.observe([order.run])
-            if seen.checkpoints:
-                break
-            await asyncio.sleep(0.1)
+        async with asyncio.timeout(patient(30)):
+            while True:
+                (seen,) = await engine.observe([order.run])
+                if seen.checkpoints:
+                    break
+                await asyncio.sleep(0.1)
+        assert seen.checkpoints is not None
         assert {(each.path, each.step, each.is_whole) for each in seen.checkpoints} == {
             (whole, 20, True),
             (torn, 30, False),
@@ -216,6 +225,7 @@ async def saved(rig: SlurmRig, run: RunId, after: int) -> int:
             await asyncio.sleep(0.1)
 
 
+@pytest.mark.usefixtures("nodes_have_python")
 async def test_a_training_that_slurm_stops_again_and_again_ends_with_the_same_weights(rig: SlurmRig) -> None:
     """Three times an admin requeues it, three times its node loses power; its controller is another at each look."""
     cluster = rig.site.cluster
@@ -257,6 +267,7 @@ async def test_a_training_that_slurm_stops_again_and_again_ends_with_the_same_we
     assert told == await last_line(undisturbed)
 
 
+@pytest.mark.usefixtures("nodes_have_python")
 async def test_a_program_that_requeues_its_job_itself_is_requeued_once(rig: SlurmRig) -> None:
     """As Lightning does at USR1: it saves, and asks Slurm to requeue its job."""
     script = """
@@ -278,6 +289,7 @@ async def test_a_program_that_requeues_its_job_itself_is_requeued_once(rig: Slur
         assert rig.site.cluster.job(number)["Restarts"] == "1"
 
 
+@pytest.mark.usefixtures("nodes_have_python")
 async def test_a_program_that_handles_no_signal_survives_its_warning(rig: SlurmRig) -> None:
     order = saving(rig, "echo ready; sleep 4; echo done")
     async with open_engine(rig) as engine:

@@ -262,6 +262,8 @@ def lent(site: IpuSite) -> Iterator[None]:
 @pytest.mark.usefixtures("lent")
 @pytest.mark.parametrize("hears", ["USR1", "USR2", "TERM", ""], ids=lambda name: f"it saves at {name or 'nothing'}")
 def test_a_run_on_lent_devices_makes_room_and_goes_on(site: IpuSite, start: Start, hears: str) -> None:
+    if hears not in ("", "USR1") and site.cluster.programs.chrooted:
+        pytest.skip("these nodes have no Python, so each program gets USR1")
     before = runs(site)
     job_file = site.cluster.work / "preemptible.toml"
     script = "echo start $SLURM_RESTART_COUNT; [ $SLURM_RESTART_COUNT ] && exit 0; "
