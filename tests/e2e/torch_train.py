@@ -45,6 +45,11 @@ if "MOORINGS_RESUME_FROM" in os.environ:
     step = state["step"]
     print(f"from step {step}", flush=True)
 while step < STEPS:
+    while step == STEPS - 1 and not Path("hurry").exists():  # it does not end before it may
+        if wanted:
+            wanted = False
+            save(step)
+        time.sleep(0.05)
     rows = torch.randn(32, 16)
     loss = ((model(rows) - rows.sum(1)) ** 2).mean()
     optimizer.zero_grad()
