@@ -65,8 +65,8 @@ async def test_a_training_whose_supervisor_is_killed_ends_as_if_it_had_not_been(
     assert (end.state, end.attempt) == (RunState.SUCCEEDED, 1)
     last = [(await output(rig, one)).decode().splitlines()[-1] for one in (undisturbed, run)]
     assert last[0] == last[1]
-    told = [name for name in story(rig, run) if name in ("run.retrying", "run.resumed", "run.lost", "run.ended")]
-    assert told == ["run.retrying", "run.resumed", "run.ended"]
+    events = [name for name in story(rig, run) if name in ("run.retrying", "run.resumed", "run.lost", "run.ended")]
+    assert events == ["run.retrying", "run.resumed", "run.ended"]
 
 
 async def test_a_run_whose_partition_vanishes_goes_on_with_another(rig: Rig, tmp_path: Path) -> None:

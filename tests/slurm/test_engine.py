@@ -205,8 +205,8 @@ async def test_a_requeued_run_is_given_its_newest_whole_checkpoint_by_its_node(r
     async with open_engine(rig) as engine:
         end = await wait_for_end(engine, order.run)
         assert (end.ending, end.exit_code) == (EndReason.EXITED, 0)
-        told = f"saved\n{whole} 20 --from={whole}\n"
-        assert (await read_output(engine, order.run)).decode() == told
+        wanted = f"saved\n{whole} 20 --from={whole}\n"
+        assert (await read_output(engine, order.run)).decode() == wanted
         (seen,) = await engine.observe([order.run])
         assert seen.resumed_from is not None
         assert (seen.resumed_from.path, seen.checkpoint_fault) == (whole, "")
@@ -260,11 +260,11 @@ async def test_a_training_that_slurm_stops_again_and_again_ends_with_the_same_we
         cluster.check("scontrol", "update", f"jobid={job}", "starttime=now+3")
     step = await saved(rig, disturbed.run, step)
     (rig.work / "disturbed" / "hurry").touch()
-    told = await last_line(disturbed)
+    last = await last_line(disturbed)
     assert cluster.job(job)["Restarts"] == "6"
     (rig.work / "undisturbed" / "hurry").touch()
     await submitted(undisturbed)
-    assert told == await last_line(undisturbed)
+    assert last == await last_line(undisturbed)
 
 
 @pytest.mark.usefixtures("nodes_have_python")

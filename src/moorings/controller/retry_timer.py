@@ -23,7 +23,7 @@ FAILED_PAUSE_S = 5.0  # after a try that the database could not save
 class RetryTimer:
     """The runs that wait for their retry, and a task that resumes them.
 
-    A run whose retry is refused (its project is gone, say) stays paused, and tells why.
+    A run whose retry is refused (its project is gone, say) stays paused, and its reason says why.
     """
 
     def __init__(self, loop: TurnLoop, clock: Clock, ids: Ids) -> None:

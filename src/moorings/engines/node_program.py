@@ -276,10 +276,10 @@ def _warn(folder: Path, signals: Sequence[signal.Signals]) -> None:
     """Warn each task's programs with the first signal that one of them handles."""
     table = list_processes()
     shells = _task_shells(folder, table)
-    told = []
+    sent = []
     for task in (pid for pid in shells if table[pid].parent not in shells):
         below = [each for each in descendants([task], table) if each.pid not in (*shells, os.getpid())]
         signum = warn_task([each.pid for each in below if each.parent in shells], signals, table)
-        told.append(signum.name if signum is not None else "nothing")
-    tasks = "1 task" if len(told) == 1 else f"{len(told)} tasks"
-    sys.stderr.write(f"moorings: {_node()}: warned {tasks}: {', '.join(told)}\n")
+        sent.append(signum.name if signum is not None else "nothing")
+    tasks = "1 task" if len(sent) == 1 else f"{len(sent)} tasks"
+    sys.stderr.write(f"moorings: {_node()}: warned {tasks}: {', '.join(sent)}\n")

@@ -441,6 +441,7 @@ class RunTurn:
         return []
 
     def _stops_by_loss(self, run: Run) -> bool:
+        """Whether it stops because its partition was lost, and no caller asked it to."""
         claim = self._claim_of(run.claim) if run.claim is not None else None
         return claim is not None and claim.state is ClaimState.LOST and run.stop_reason == _reason(claim)
 
@@ -686,10 +687,9 @@ class RunTurn:
         claim = self._claim_of(run.claim) if run.claim is not None and run.state is not RunState.PAUSED else None
         is_claim_lost = claim is not None and claim.state is ClaimState.LOST
         # Jobs without retries keep to what logs of earlier releases say.
-        was_cancelled = bool(run.job.retries) and claim is not None and run.stop_reason != _reason(claim)
-        if end.ending in (EndReason.CANCELLED, EndReason.YIELDED) and is_claim_lost and not was_cancelled:
-            assert claim is not None
-            end = replace(end, ending=EndReason.NO_PARTITION, detail=_reason(claim))  # no caller asked it to stop
+        unasked = not run.job.retries or self._stops_by_loss(run)
+        if claim is not None and is_claim_lost and unasked and end.ending in (EndReason.CANCELLED, EndReason.YIELDED):
+            end = replace(end, ending=EndReason.NO_PARTITION, detail=_reason(claim))
         unserved = end.ending is EndReason.NOT_STARTED and is_claim_lost
         if run.job.retries and (unserved or end.ending in (EndReason.LOST, EndReason.NO_PARTITION)):
             end = replace(end, detail=_without_retry(run, end.detail or run.stop_reason))

@@ -376,7 +376,7 @@ def after_loss(run: Run) -> LossRecord:
 
 
 def forgive_losses(run: Run) -> Run:
-    """The run whose losses at the same checkpoint are counted anew; their number stays."""
+    """The run; its losses at the same checkpoint are counted from zero again, and their total stays."""
     record = run.loss_record
     return run if record is None else replace(run, loss_record=replace(record, unchanged=0))
 

@@ -173,10 +173,10 @@ exit "$?"
 
 
 @pytest.mark.parametrize(
-    ("handles", "told"),
+    ("handles", "gets"),
     [("USR1 USR2", "USR2"), ("USR1", "USR1"), ("TERM", "TERM"), ("HUP", "nothing")],
 )
-def test_a_program_is_warned_by_the_first_signal_that_it_handles(node: Node, handles: str, told: str) -> None:
+def test_a_program_is_warned_by_the_first_signal_that_it_handles(node: Node, handles: str, gets: str) -> None:
     (node.attempt / "task.sh").write_text(TASK)
     heard = node.attempt / "heard"
     traps = "".join(f"trap 'echo {name} > {heard}' {name}; " for name in handles.split())
@@ -189,12 +189,12 @@ def test_a_program_is_warned_by_the_first_signal_that_it_handles(node: Node, han
         (node.attempt / "warn.3.draft").rename(node.attempt / "warn.3")
         assert task.stderr is not None
         said = task.stderr.readline()
-        if told == "nothing":
+        if gets == "nothing":
             heard.touch()
         assert task.wait(patient(15)) == 0
-    name = f"SIG{told}" if told != "nothing" else told
+    name = f"SIG{gets}" if gets != "nothing" else gets
     assert said == f"moorings: {os.uname().nodename}: warned 1 task: {name}\n"
-    assert heard.read_text() == ("" if told == "nothing" else f"{told}\n")
+    assert heard.read_text() == ("" if gets == "nothing" else f"{gets}\n")
 
 
 def test_an_older_python_says_so(node: Node, tmp_path: Path) -> None:

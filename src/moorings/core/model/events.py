@@ -60,7 +60,7 @@ EVENTS: dict[str, str] = {
     "run.yielding": "its devices are needed elsewhere: it is warned, then stopped; data tells why, and by when",
     "run.pausing": "it is paused: warned, and stopped once it has saved; data tells by whom, and how long it may take",
     "run.paused": "nothing of it runs, and its claim was released; data tells why, and its next attempt",
-    "run.retrying": "its attempt was lost, nothing of it runs, and it is retried; data tells why and when",
+    "run.retrying": "its attempt was lost, nothing of it runs, and it is retried; data has the reason and the time",
     "run.resumed": "it was resumed, and waits with a new claim; data tells the checkpoint, if one was chosen",
     "run.stopping": "it was asked to stop",
     "run.labelled": "its labels were changed; data has all it has now",

@@ -231,5 +231,5 @@ esac
 stop_watching
 finish "${stop:-none}"
 kill $timers 2> /dev/null
-wait $timers # not for a look whose disk hangs
+wait $timers # not for a look that hangs with its disk
 exit "${code:-1}"
