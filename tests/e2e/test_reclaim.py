@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -57,13 +58,20 @@ class RealTime(QuickClock):
     SPEED = 1.0
 
 
-@pytest.fixture
-async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
-    async with running(tmp_path / "data", POOLS, RealTime(), policy=POLICY) as rig:
+@asynccontextmanager
+async def lending(folder: Path, policy: Policy) -> AsyncIterator[Rig]:
+    """A controller in real time that lends the lab's devices to a guest; at the end nothing is left."""
+    async with running(folder / "data", POOLS, RealTime(), policy=policy) as rig:
         for project in (LAB, GUEST):
             await rig.assembly.loop.submit(SetProject(project, None))
         yield rig
         await rig.nothing_left()
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    async with lending(tmp_path, POLICY) as rig:
+        yield rig
 
 
 def borrower(script: str, folder: Path, *, resumable: bool = True, **more: object) -> JobSpec:

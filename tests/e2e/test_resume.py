@@ -14,12 +14,10 @@ import pytest
 
 from moorings.core.model.claims import CheckpointContract, ClaimState
 from moorings.core.model.errors import MooringsError
-from moorings.core.model.inputs import SetProject
 from moorings.workloads.jobs import JobSpec
 from moorings.workloads.runs import Run, RunState
-from tests.e2e.processes import POOLS
-from tests.e2e.rig import ANN, BOB, Rig, job, running
-from tests.e2e.test_reclaim import GUEST, LAB, POLICY, RealTime, ended, in_state, now_of, output
+from tests.e2e.rig import ANN, BOB, Rig, job
+from tests.e2e.test_reclaim import POLICY, ended, in_state, lending, now_of, output
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 EPOCHS = 100
@@ -40,11 +38,8 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 @pytest.fixture
 async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
-    async with running(tmp_path / "data", POOLS, RealTime(), policy=replace(POLICY, yield_s=6.0)) as rig:
-        for project in (LAB, GUEST):
-            await rig.assembly.loop.submit(SetProject(project, None))
+    async with lending(tmp_path, replace(POLICY, yield_s=6.0)) as rig:
         yield rig
-        await rig.nothing_left()
 
 
 def digits(folder: Path, *more: str, epochs: int = EPOCHS) -> JobSpec:

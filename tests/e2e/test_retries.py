@@ -11,25 +11,20 @@ from pathlib import Path
 import pytest
 
 from examples.demo import processes_of
-from moorings.core.model.inputs import SetProject
 from moorings.drivers.simulated.faults import Fault, FaultKind
 from moorings.local.records import SupervisorStatus
 from moorings.local.run_folder import LocalRunFolder
 from moorings.workloads.runs import Run, RunState
-from tests.e2e.processes import POOLS
-from tests.e2e.rig import BOB, Rig, running
+from tests.e2e.rig import BOB, Rig
 from tests.e2e.test_pause import works
-from tests.e2e.test_reclaim import GUEST, LAB, POLICY, RealTime, ended, in_state, now_of, output, story
+from tests.e2e.test_reclaim import POLICY, ended, in_state, lending, now_of, output, story
 from tests.e2e.test_resume import digits, saved_step
 
 
 @pytest.fixture
 async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
-    async with running(tmp_path / "data", POOLS, RealTime(), policy=POLICY) as rig:
-        for project in (LAB, GUEST):
-            await rig.assembly.loop.submit(SetProject(project, None))
+    async with lending(tmp_path, POLICY) as rig:
         yield rig
-        await rig.nothing_left()
 
 
 def kill_supervisor(folder: Path, run: Run) -> None:
