@@ -331,3 +331,11 @@ def test_a_launcher_sees_its_workers_alone_and_starts_processes_nowhere_else(wor
     look, start = role["rules"]
     assert look == {"apiGroups": [""], "resources": ["pods"], "resourceNames": every, "verbs": ["get", "list", "watch"]}
     assert start == {"apiGroups": [""], "resources": ["pods/exec"], "resourceNames": every, "verbs": ["create"]}
+
+
+def test_init_containers_of_a_worker_know_their_partition_too() -> None:
+    template = a_template(containers=[a_container()], initContainers=[a_container(name="i")])
+    pod = worker(build_job(JobKind.INFERENCE, template=template))
+    (init,) = pod["spec"]["initContainers"]
+    assert init["env"][-len(main(pod)["env"]) :] == main(pod)["env"]
+    assert "MOORINGS_PARTITION_ID" in {one["name"] for one in init["env"]}

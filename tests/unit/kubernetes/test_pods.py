@@ -12,7 +12,7 @@ from moorings.kubernetes.ipujob.pods import FAILED, PENDING, RUNNING, SUCCEEDED,
 from tests.cases import cases
 
 
-def pod(status: dict[str, Any], **meta: Any) -> Pod:
+def pod(status: dict[str, Any], *containers: str, **meta: Any) -> Pod:
     labels = {
         names.JOB: "job",
         names.INSTANCE: "1",
@@ -22,7 +22,7 @@ def pod(status: dict[str, Any], **meta: Any) -> Pod:
     }
     annotations = {names.PARTITION: "job-1", "other": "x"}
     metadata = {"name": "p", "namespace": "n", "uid": "u", "labels": labels, "annotations": annotations, **meta}
-    found = {"metadata": metadata, "spec": {"containers": []}, "status": status}
+    found = {"metadata": metadata, "spec": {"containers": [{"name": name} for name in containers]}, "status": status}
     whole, trimmed = parse_pod(found), parse_pod(trim_pod(found))
     assert whole == trimmed
     assert whole is not None
@@ -153,3 +153,9 @@ def test_a_pod_whose_program_still_runs_has_not_ended_whatever_its_phase(kind: s
 )
 def test_what_it_waits_for(status: dict[str, Any], why: str) -> None:
     assert pod({"phase": "Pending", **status}).reason_text == why
+
+
+def test_the_first_container_of_a_pod_decides_however_kubelet_sorts_them() -> None:
+    sidecar = {**ended(0), "name": "a-sidecar"}
+    assert pod({"phase": "Failed", "containerStatuses": [sidecar, ended(7)]}, "main", "a-sidecar").exit_code == 7
+    assert pod({"phase": "Succeeded", "containerStatuses": [sidecar, ended(0)]}, "main", "a-sidecar").exit_code == 0

@@ -94,7 +94,7 @@ def parse_pod(found: KubeObject, proxy: str = "") -> Pod | None:
     if phase in ENDED and not has_ended(status):
         phase = RUNNING
     if phase in ENDED:
-        reason, (code, why, ended_at) = "", _ending(status)
+        reason, (code, why, ended_at) = "", _ending(status, _first_container(found.get("spec") or {}))
     else:
         reason, why = _waiting(status)
         code = ended_at = None
@@ -160,7 +160,8 @@ def trim_pod(found: KubeObject) -> KubeObject:
     if read := {name: annotations[name] for name in (names.PARTITION, names.PROXY) if name in annotations}:
         kept["annotations"] = read
     given = found.get("spec") or {}
-    spec = {_GRACE: given.get(_GRACE, GRACE_S), "nodeName": given.get("nodeName", "")}
+    spec: KubeObject = {_GRACE: given.get(_GRACE, GRACE_S), "nodeName": given.get("nodeName", "")}
+    spec["containers"] = [{"name": _first_container(given)}]
     return {"metadata": kept, "spec": spec, "status": {key: status[key] for key in _STATUS if key in status}}
 
 
@@ -169,10 +170,16 @@ _META = ("name", "namespace", "uid", "resourceVersion", "labels", "deletionTimes
 _STATUS = ("phase", "reason", "message", "conditions", "containerStatuses", "initContainerStatuses")
 
 
-def _ending(status: KubeObject) -> tuple[int | None, str, Timestamp | None]:
-    """Exit code, text and time of the container that decides: a failed init container, else the first main one."""
+def _first_container(spec: KubeObject) -> str:
+    """The name of a Pod's main container; kubelet sorts the statuses of containers by name."""
+    containers = spec.get("containers") or ()
+    return containers[0].get("name") or "" if containers else ""
+
+
+def _ending(status: KubeObject, first: str) -> tuple[int | None, str, Timestamp | None]:
+    """Exit code, text and time of the container that decides: a failed init container, else the main one."""
     inits = [one for one in status.get("initContainerStatuses") or () if _code(one)]
-    mains = list(status.get("containerStatuses") or ())
+    mains = sorted(status.get("containerStatuses") or (), key=lambda one: one.get("name") != first)
     for one in [*inits[:1], *mains[:1]]:
         ended = (one.get("state") or {}).get("terminated")
         if ended is None:

@@ -123,7 +123,7 @@ def build_worker(job: IPUJob, number: int, restart: int, partition: PartitionBod
         own = _rendezvous_environment(job, instance, rank)
         if job.workers > 1:
             spec |= {"hostname": names.worker_name(job.name, number), "subdomain": job.name}
-    _put_environment(containers, _environment(partition, rank) | own)
+    _put_environment([*(spec.get("initContainers") or ()), *containers], _environment(partition, rank) | own)
     labels = {names.ROLE: names.WORKER_ROLE, names.WORKER: str(number)}
     found = _pod(job, names.worker_name(job.name, number), instance, restart, labels, partition, spec)
     if file is not None:
