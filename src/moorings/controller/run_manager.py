@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 
 from moorings.controller.driver_manager import DriverManager, partition_spec
 from moorings.controller.loop import CommittedChange, TurnLoop
@@ -266,8 +267,10 @@ def _has_new_checkpoints(run: Run, seen: RunStatus) -> bool:
 
 def _of_this_attempt(run: Run, seen: RunStatus) -> RunStatus:
     """The status of the run's own attempt: before it begins, an engine still reports the end of the previous one."""
-    if seen.phase is RunPhase.ABSENT or (seen.phase is RunPhase.ENDED and seen.attempt < run.attempt):
-        return RunStatus(run.id, RunPhase.ABSENT, reference=seen.reference, reason=seen.reason, attempt=run.attempt)
+    if seen.phase is RunPhase.ENDED and seen.attempt < run.attempt:
+        return RunStatus(run.id, RunPhase.ABSENT, attempt=run.attempt)
+    if seen.phase is RunPhase.ABSENT:
+        return replace(seen, attempt=run.attempt)
     return seen
 
 

@@ -10,11 +10,12 @@ import asyncio
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.timestamps import Timestamp, seconds_between
+from moorings.engines.checkpoint_watch import CheckpointRecord
 from moorings.engines.launch import as_unavailable, log_files_of_tasks, not_startable_error, rejected_error
 from moorings.engines.logs import TaskLog, read_logs
 from moorings.engines.polling import MissedListings, rate_limited, wait_for_change
@@ -129,6 +130,13 @@ class ScheduledEngine(ABC):
         """Whether an ended run was first seen so long ago that none of its files can be late."""
         now = self._clock.now()
         return seconds_between(self._ended_since.setdefault(run, now), now) >= self.settle_s
+
+    def _with_checkpoints(self, seen: RunStatus, record: CheckpointRecord | None) -> RunStatus:
+        """Return the status with what whoever runs beside the tasks has seen of their checkpoints."""
+        if record is None or seen.phase in (RunPhase.ABSENT, RunPhase.UNKNOWN):
+            return seen
+        found = record.found if not record.fault else None
+        return replace(seen, checkpoints=found, checkpoint_fault=record.fault, resumed_from=record.resumed_from)
 
     def _ended(self, run: RunId, end: EndRecord | None, reference: str | None = None) -> RunStatus:
         """Return the status of a run whose end is recorded."""

@@ -503,13 +503,12 @@ class RunTurn:
         return claim.spec.priority if claim is not None else run.job.priority
 
     def _paused(self, run: Run, pause: RunPause, lost: Mapping[str, object] | None = None) -> list[ClaimInput]:
-        """Nothing of a run that is being paused, or was lost, is left: its claim is released."""
+        """Nothing of a run that is being paused, or was lost, is left: its claim is released, if it has one."""
         before = self.run(run.id)
         assert before is not None
         losses = runs.after_loss(run)
         if run.state in (RunState.STARTING, RunState.RUNNING):
             run = runs.step(run, RunEvent.YIELD, self.now)
-        assert run.claim is not None
         paused = runs.apply_pause(run, pause, self.now)
         data = {"why": pause.reason, "attempt": paused.attempt, **(lost or {})}
         if pause.loss:
@@ -522,14 +521,15 @@ class RunTurn:
             }
         self._save(paused, before)
         self._emit_event("run.retrying" if pause.loss else "run.paused", paused, data)
+        if run.claim is None:
+            return []
         return [ReleaseClaim(run.claim, f"run {run.id} is {'retried' if pause.loss else 'paused'}")]
 
     def _has_retry(self, run: Run) -> bool:
         """Whether it is retried if its attempt is lost."""
         losses = runs.after_loss(run)
-        return (
-            losses.count <= run.job.retries and losses.unchanged < runs.LOSSES_UNCHANGED_MAX and self._can_resume(run)
-        )
+        left = losses.count <= run.job.retries and losses.unchanged < runs.LOSSES_UNCHANGED_MAX
+        return left and (run.claim is None or self._can_resume(run))  # a job with retries is one that resumes
 
     def _retry_pause(self, run: Run, loss: str) -> RunPause:
         return RunPause("the controller", self.now, 0.0, self._priority_of(run), loss)
@@ -546,6 +546,9 @@ class RunTurn:
         if given.role is None and run.pause.resume_at is None:
             raise MooringsError("run.not_paused", f"run {run.id} is {run.pause.reason}, and waits for no retry")
         self._check_quotas(given.role, run)
+        if run.claim is None:
+            self._requeue(run, given)
+            return []
         most = max_priority(given.role, given.spec.project, self._projects(), self._policy)
         priority = run.pause.priority if most is None else min(run.pause.priority, most)
         self._rollback = self._rollback_to(run.id, given.claim)
@@ -565,6 +568,15 @@ class RunTurn:
                 role=given.role,
             )
         ]
+
+    def _requeue(self, run: Run, given: ResumeRun) -> None:
+        """Let a lost run wait in the queue of its engine's scheduler again."""
+        waiting = runs.with_resume_point(runs.apply_resume(run, None, given.chosen, self.now))
+        if given.role is not None:
+            waiting = runs.forgive_losses(waiting)
+        self._save(waiting, run)
+        point = waiting.resumed_from
+        self._emit_event("run.resumed", waiting, {"resume_from": point.path} if point is not None else None)
 
     def _apply_status(self, run: Run, seen: RunStatus) -> list[ClaimInput]:
         if seen.attempt < run.attempt:
@@ -676,8 +688,9 @@ class RunTurn:
         ran = seen.end is not None and seen.end.ending in (EndReason.EXITED, EndReason.TIMED_OUT)
         if run.state is RunState.WAITING and (seen.phase is RunPhase.RUNNING or ran):
             given: dict[str, object] = {}
-            if seen.resumed_from is not None:
-                given["resume_from"] = seen.resumed_from.path
+            point = seen.resumed_from or (run.resumed_from if run.attempt else None)
+            if point is not None:
+                given["resume_from"] = point.path
             self._move(run, RunEvent.PARTITION_READY, "run.starting", given)
         elif run.state is RunState.RUNNING and seen.phase is RunPhase.STARTING:
             self._move(run, RunEvent.REQUEUE, "run.requeued", {"why": seen.reason} if seen.reason else None)

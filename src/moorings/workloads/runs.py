@@ -395,12 +395,20 @@ def retry_delay_s(count: int) -> float:
 
 def apply_pause(run: Run, pause: RunPause, now: Timestamp) -> Run:
     """The run, PAUSED: nothing of it is left."""
-    attempt = run.attempt if run.state is RunState.WAITING else run.attempt + 1
-    return replace(step(run, RunEvent.PAUSE, now), attempt=attempt, pause=pause)
+    was_submitted = run.state is not RunState.WAITING or run.claim is None
+    attempt = run.attempt + 1 if was_submitted else run.attempt
+    return replace(step(run, RunEvent.PAUSE, now), attempt=attempt, pause=pause, reference=None)
 
 
-def apply_resume(run: Run, claim: ClaimId, chosen: RunCheckpoint | None, now: Timestamp) -> Run:
-    """The run, waiting with a new claim; ``chosen``: the checkpoint that its user wants, None: the newest whole one."""
+def apply_resume(run: Run, claim: ClaimId | None, chosen: RunCheckpoint | None, now: Timestamp) -> Run:
+    """The run, waiting again.
+
+    Args:
+        run: PAUSED.
+        claim: the one it waits for; None: it waits in its engine's scheduler.
+        chosen: the checkpoint that its user wants; None: the newest whole one.
+        now: the time.
+    """
     waiting = replace(step(run, RunEvent.RESUME, now), claim=claim)
     if chosen is None:
         return replace(waiting, chosen_at=None)

@@ -281,3 +281,49 @@ def test_retries_that_cannot_work_are_refused(more: dict[str, Any], match: str) 
     with pytest.raises(MooringsError, match=match) as refused:
         check_job(replace(a_job(), **{**good, **more}))
     assert refused.value.code == "job.invalid"
+
+
+# -- on an engine with a scheduler of its own -------------------------------------------------------------------------
+
+
+def external(state: RunState = RunState.RUNNING, **more: Any) -> Run:
+    return run_of(state, engine="kubernetes", claim=None, reference="runs/one", checkpoints=(SAVED,), **more)
+
+
+def test_a_lost_run_without_a_claim_is_submitted_again_as_another_attempt() -> None:
+    now = turn(external(), ())
+    assert now.handle_input(LOST) == []
+    paused = now_of(now)
+    assert (paused.state, paused.attempt, paused.reference) == (RunState.PAUSED, 1, None)
+    later = turn(paused, ())
+    assert later.handle_input(ResumeRun(RUN, ClaimId("claim-unused"), SPEC)) == []
+    run = now_of(later)
+    assert (run.state, run.claim, run.is_unsubmitted, run.resumed_from) == (RunState.WAITING, None, True, SAVED)
+    assert [event.name for event in later.events] == ["run.resumed"]
+
+
+def test_one_that_is_lost_while_it_waits_in_its_scheduler_is_submitted_under_another_name() -> None:
+    now = turn(external(RunState.WAITING), ())
+    now.handle_input(LOST)
+    assert (now_of(now).state, now_of(now).attempt) == (RunState.PAUSED, 1)
+
+
+def test_its_retries_are_used_up_there_too() -> None:
+    now = turn(external(loss_record=LossRecord(2, SAVED.path, 1)), ())
+    now.handle_input(LOST)
+    assert now_of(now).state is RunState.LOST
+    assert "its retries are used up" in now_of(now).detail
+
+
+def test_the_end_of_the_attempt_before_says_nothing_of_the_one_that_is_submitted() -> None:
+    now = turn(external(RunState.WAITING, attempt=1), ())
+    now.handle_input(LOST)
+    assert now_of(now).state is RunState.WAITING
+
+
+def test_one_that_is_paused_until_its_retry_is_cancelled() -> None:
+    now = turn(external(), ())
+    now.handle_input(LOST)
+    later = turn(now_of(now), ())
+    assert later.handle_input(CancelRun(RUN, "enough")) == []
+    assert now_of(later).state is RunState.CANCELLED

@@ -270,7 +270,9 @@ def _history(claim: Claim) -> tuple[str, ...]:
 def external_job_id(owner: str) -> str:
     """The id that another scheduler has for the job of a claim with that owner; empty: no such job."""
     parts = owner.split("/")
-    return parts[2] if parts[0] == "slurm" and len(parts) > 2 else ""
+    if parts[0] == "slurm" and len(parts) > 2:
+        return parts[2]
+    return "/".join(parts[2:4]) if parts[0] == "kubernetes" and len(parts) > 3 else ""
 
 
 def external_job_name(owner: str) -> str:

@@ -203,7 +203,12 @@ class SlurmEngine(ScheduledEngine):
                 log.warning("slurm.unseen", extra={"code": error.code, "detail": error.detail})
                 away = f"Slurm cannot be asked: {error.detail}"
             found = await asyncio.to_thread(self._read_attempts, runs)  # news of an end must not be older
-        seen = [_with_checkpoints(await self._sighting(run, *found[run], listing), found[run][1]) for run in runs]
+        seen = []
+        for run in runs:
+            attempt, facts = found[run]
+            status = await self._sighting(run, attempt, facts, listing)
+            status = self._with_checkpoints(status, facts.checkpoints if facts is not None else None)
+            seen.append(replace(status, attempt=attempt.number) if attempt is not None else status)
         return [replace(one, reason=away) if one.phase is RunPhase.UNKNOWN and away else one for one in seen]
 
     def _read_attempts(
@@ -374,12 +379,3 @@ def _of_engine(error: MooringsError) -> MooringsError:
     if error.code in ("slurm.refused", "slurm.denied"):
         return rejected_error(error.detail, error.hint)
     return unavailable_error(error.detail, error.hint)
-
-
-def _with_checkpoints(seen: RunStatus, facts: SlurmAttemptState | None) -> RunStatus:
-    """Return the status with what the attempt's nodes have seen of its checkpoints."""
-    record = facts.checkpoints if facts is not None else None
-    if record is None or seen.phase in (RunPhase.ABSENT, RunPhase.UNKNOWN):
-        return seen
-    found = record.found if not record.fault else None
-    return replace(seen, checkpoints=found, checkpoint_fault=record.fault, resumed_from=record.resumed_from)
