@@ -151,7 +151,7 @@ def read_run(recording: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         "asked": to_plain(facts.asked),
         "alive": facts.alive,
         "stop": to_plain(facts.stop) if facts.stop is not None else None,
-        "warned": facts.warned,
+        "warned": attempt.has_warned(""),
         "end": to_plain(facts.end) if facts.end is not None else None,
         "tasks": {str(rank): to_plain(task) for rank, task in sorted(attempt.tasks().items())},
     }

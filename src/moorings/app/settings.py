@@ -181,7 +181,8 @@ class Settings:
     kubernetes``), as IPUJobs. ``namespace``: of these, and in ``[kubernetes.projects.NAME]`` of a project's;
     ``kubeconfig`` and ``context``: the credentials, if not those that ``kubectl`` finds; ``[[kubernetes.volumes]]``:
     mounts ``claim`` or ``host_path`` at ``path`` in tasks (and ``read_only``); ``user`` and ``group``: numbers that
-    tasks run as (the image's); ``request_cpus``: whether a task requests its CPUs from Kubernetes' scheduler (true).
+    tasks run as (the image's); ``request_cpus``: whether a task requests its CPUs from Kubernetes' scheduler (true);
+    ``checkpoint_image``: the image ``launcher`` of the operator's chart, which then looks at checkpoints in the Pods.
     Default: there is no engine ``kubernetes``.
     """
 

@@ -50,7 +50,7 @@ WRITTEN_AT_MAX = 4_102_444_800_000_000  # the year 2100, in microseconds
 WRITE_S_MAX = 1e9
 BEGIN_S_MAX = 20.0  # how long the start of a job waits for a look: its disk may hang
 TOO_OLD = 9  # exit code of a Python that is too old
-_KEPT_OUT = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
 _PARENT_S = 1.0  # between two looks whether the parent lives
 _HEAR_S = 1.0  # between two looks for a word to warn
 _TASKS_EVERY = 10  # of these looks one is for the tasks, too
@@ -119,6 +119,11 @@ def read_record(folder: Path) -> CheckpointRecord | None:
                 text = os.read(descriptor, RECORD_BYTES_MAX)
         finally:
             os.close(descriptor)
+    return parse_record(text)
+
+
+def parse_record(text: bytes) -> CheckpointRecord | None:
+    """A record that the job's user may have written; None: it could be none."""
     try:
         record = from_plain(CheckpointRecord, json.loads(text))
         json.dumps(to_plain(record), ensure_ascii=False).encode()  # an API has no word for a lone surrogate
@@ -143,9 +148,9 @@ def _is_possible(found: RunCheckpoint) -> bool:
 class AttemptCheckpoints:
     """The record in an attempt's folder (``CheckpointStore``)."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, resumed_from: RunCheckpoint | None = None) -> None:
         self._folder = folder
-        self.resumed_from: RunCheckpoint | None = None
+        self.resumed_from = resumed_from
 
     def last_checkpoints(self) -> CheckpointRecord | None:
         """The last record; None: there is none that can be read."""
@@ -167,11 +172,16 @@ def main(words: Sequence[str]) -> None:
         os._exit(0)
     job = from_plain(WatchedJob, json.loads((folder / "watched.json").read_text()))
     if what == "begin":
-        _within(BEGIN_S_MAX, lambda: _begin(folder, start, job), lambda: _record_timeout(folder, start, job))
+        begin(folder, start, job, f"resume.{start}")
     else:
         _watch(folder, start, job)
     sys.stdout.flush()
     os._exit(0)
+
+
+def begin(folder: Path, start: int, job: WatchedJob, name: str) -> None:
+    """Look before a start, and write the file ``name`` for the tasks if it resumes."""
+    _within(BEGIN_S_MAX, lambda: _begin(folder, start, job, name), lambda: _record_timeout(folder, start, job))
 
 
 def _within(limit_s: float, work: Callable[[], object], otherwise: Callable[[], object]) -> None:
@@ -204,18 +214,18 @@ def _record_timeout(folder: Path, start: int, job: WatchedJob) -> None:
     store.save(CheckpointRecord(start, known.found if known is not None else (), fault), durable=False)
 
 
-def _begin(folder: Path, start: int, job: WatchedJob) -> None:
+def _begin(folder: Path, start: int, job: WatchedJob, name: str) -> None:
     record = AttemptCheckpoints(folder)
     watch = CheckpointWatch(record, start, job.directory, list)
     found = watch.look_now()
     chosen = newest_whole(found) if start and job.resumable else None
     if chosen is not None:
-        write_atomically(folder / f"resume.{start}", _resume_commands(job, chosen).encode("utf-8", "surrogateescape"))
+        write_atomically(folder / name, resume_commands(job, chosen).encode("utf-8", "surrogateescape"))
         record.resumed_from = chosen
         record.save(watch.record(), durable=False)
 
 
-def _resume_commands(job: WatchedJob, chosen: RunCheckpoint) -> str:
+def resume_commands(job: WatchedJob, chosen: RunCheckpoint) -> str:
     """The shell commands that give a task that checkpoint."""
     arguments = (*job.command, *(each.replace("{}", chosen.path) for each in job.resume_args))
     step = f"export MOORINGS_RESUME_STEP={chosen.step}" if chosen.step is not None else "unset MOORINGS_RESUME_STEP"
@@ -225,17 +235,21 @@ def _resume_commands(job: WatchedJob, chosen: RunCheckpoint) -> str:
 def _watch(folder: Path, start: int, job: WatchedJob) -> None:
     parent = os.getppid()
     # Slurm sends TERM to all of a batch step while the tasks may still save.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGWINCH, *_KEPT_OUT})
-    record = AttemptCheckpoints(folder)
-    before = record.last_checkpoints()
-    record.resumed_from = before.resumed_from if before is not None and before.attempt == start else None
-    watch = CheckpointWatch(record, start, job.directory, _pids_of_job)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGWINCH, *STOP_SIGNALS})
+    watch = CheckpointWatch(record_of_start(AttemptCheckpoints(folder), start), start, job.directory, _pids_of_job)
     watch.start()
     while os.getppid() == parent:
         if signal.sigtimedwait({signal.SIGWINCH}, _PARENT_S) is not None:
             watch.finish()
             return
     watch.finish(processes_left=True)
+
+
+def record_of_start(record: AttemptCheckpoints, start: int) -> AttemptCheckpoints:
+    """The record, with what this start was given."""
+    before = record.last_checkpoints()
+    record.resumed_from = before.resumed_from if before is not None and before.attempt == start else None
+    return record
 
 
 def _pids_of_job() -> list[int]:

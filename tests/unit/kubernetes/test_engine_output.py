@@ -14,7 +14,7 @@ from moorings.app.maintenance import prune
 from moorings.core.model.timestamps import SECOND, Timestamp
 from moorings.kubernetes.engine import output
 from moorings.kubernetes.engine.output import FULL, GAP, LogCopyFile, copy_output
-from moorings.kubernetes.engine.run_folder import KubernetesRunFolder, SubmittedIPUJob
+from moorings.kubernetes.engine.run_folder import KubernetesAttempt, KubernetesRunFolder, SubmittedIPUJob
 from moorings.kubernetes.kube.api import KubeError
 from moorings.kubernetes.kube.pod_streams import parse_status
 from moorings.workloads.runs import EndReason, EndRecord
@@ -40,6 +40,10 @@ class Source:
         return len(self.turns) <= 1
 
 
+def never() -> bool:
+    return False
+
+
 @pytest.mark.parametrize(
     "turns",
     [
@@ -52,13 +56,13 @@ class Source:
 )
 async def test_what_is_broken_off_goes_on_where_it_was(tmp_path: Path, turns: tuple[list[bytes | int], ...]) -> None:
     source = Source(*turns)
-    await copy_output(source, tmp_path / "log", source.over, at_once)
+    await copy_output(source, tmp_path / "log", 0, source.over, never, at_once)
     assert (tmp_path / "log").read_bytes() == b"one\ntwo\n"
 
 
 async def test_a_node_that_has_dropped_the_beginning_leaves_a_gap_that_is_told_once(tmp_path: Path) -> None:
     source = Source([b"1\n2\n", 0], [b"5\n6\n", 0], [b"5\n6\n7\n"])
-    await copy_output(source, tmp_path / "log", source.over, at_once)
+    await copy_output(source, tmp_path / "log", 0, source.over, never, at_once)
     assert (tmp_path / "log").read_bytes() == b"1\n2\n" + GAP + b"5\n6\n7\n"
 
 
@@ -118,3 +122,19 @@ def test_old_folders_go_and_of_what_may_live_nothing_does(tmp_path: Path) -> Non
     gone = prune(tmp_path, BEFORE, {"run-spared"}, KubernetesRunFolder.hold_ended)
     assert sorted(gone) == ["run-old", "run-unborn"]
     assert sorted(each.name for each in tmp_path.iterdir()) == ["run-damaged", "run-lives", "run-new", "run-spared"]
+
+
+async def test_the_output_of_a_later_pod_follows_that_of_the_one_before_it(tmp_path: Path) -> None:
+    attempt = KubernetesAttempt(tmp_path, 0)
+    attempt.log_path(0).parent.mkdir()
+    for uid, turns in (("u1", [b"one\n"]), ("u2", [b"one\ntwo\n"]), ("u2", [b"one\ntwo\nthree\n"])):
+        source = Source([*turns])
+        start = attempt.output_start(0, uid)
+        await copy_output(source, attempt.log_path(0), start, source.over, never, at_once)
+    assert attempt.log_path(0).read_bytes() == b"one\none\ntwo\nthree\n"
+
+
+async def test_a_pod_of_the_same_name_is_not_copied_for_the_one_before_it(tmp_path: Path) -> None:
+    source = Source([b"one\n", 0], [b"of another\n"])
+    await copy_output(source, tmp_path / "log", 0, never, lambda: len(source.turns) < 2, at_once)
+    assert (tmp_path / "log").read_bytes() == b"one\n"

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import base64
+import json
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +16,15 @@ from hypothesis import strategies as st
 from moorings.core.model.bindings import NO_BINDING
 from moorings.core.model.claims import NAME_CHARS_MAX, CheckpointContract
 from moorings.core.model.errors import MooringsError
+from moorings.core.model.serialization import from_plain
+from moorings.core.model.timestamps import Timestamp
 from moorings.core.model.toml_table import TomlTable
+from moorings.engines.node_program import WatchedJob, resume_commands
+from moorings.kubernetes.engine.checkpoint_containers import FOLDER
 from moorings.kubernetes.engine.settings import KubernetesEngineSettings, Volume
 from moorings.kubernetes.engine.submission import (
+    NODE_LOST_S,
+    START_S,
     build_job,
     build_secret,
     build_submitted_job,
@@ -23,13 +32,16 @@ from moorings.kubernetes.engine.submission import (
     describe_differences,
     name_of,
 )
+from moorings.kubernetes.ipujob import names
 from moorings.kubernetes.ipujob.types import JobKind
 from moorings.kubernetes.ipujob.validation import check_ipujob
 from moorings.kubernetes.kube.api import KubeObject
 from moorings.ports.engine import RunSubmission
 from moorings.ports.store import Epoch
+from moorings.workloads.checkpoints import CheckpointRule, RunCheckpoint
 from moorings.workloads.jobs import Accelerators, JobSpec, Resources
 from moorings.workloads.runs import RunId
+from tests.waiting import patient
 
 WORK = Volume("/work", claim="work")
 SETTINGS = KubernetesEngineSettings(namespace="runs", projects={"vision": "lab-vision"}, volumes=(WORK,))
@@ -191,3 +203,93 @@ def test_the_volume_of_a_folder_is_the_deepest_that_holds_it() -> None:
     assert settings.volume_of("/work/data/x") == deep
     assert settings.volume_of("/work/database") == WORK
     assert settings.volume_of("/works") is None
+
+
+# -- checkpoints ------------------------------------------------------------------------------------------------------
+
+SEEING = replace(SETTINGS, checkpoint_image="moorings/launcher:1", user=1000)
+RESUMABLE = CheckpointContract(resumable=True)
+
+
+def resumable(**more: Any) -> RunSubmission:
+    return order(checkpoint=RESUMABLE, checkpoint_directory="/work/c", **more)
+
+
+def test_a_job_that_makes_room_and_resumes_says_so_to_the_operator() -> None:
+    notes = built(resumable(preemptible=True))["metadata"]["annotations"]
+    assert (notes[names.PREEMPTIBLE], notes[names.RESUMABLE]) == ("true", "true")
+    assert not {names.PREEMPTIBLE, names.RESUMABLE} & set(built(order())["metadata"]["annotations"])
+    job = check_ipujob(built(resumable(preemptible=True), SEEING))
+    assert (job.preemptible, job.resumable) == (True, True)
+
+
+def test_a_time_limit_is_known_to_the_queue_unless_a_run_may_start_several_times() -> None:
+    assert check_ipujob(built(order(time_limit_s=100.5))).active_deadline_s == 101 + START_S
+    assert check_ipujob(built(order(time_limit_s=100.5, preemptible=True))).active_deadline_s is None
+    assert check_ipujob(built(order())).active_deadline_s is None
+
+
+def test_a_job_with_retries_does_not_wait_for_its_node_for_ever() -> None:
+    assert check_ipujob(built(resumable(retries=1))).node_lost_s == NODE_LOST_S
+    assert check_ipujob(built(resumable())).node_lost_s == 0
+
+
+def test_its_checkpoints_are_looked_at_by_containers_of_ours() -> None:
+    spec = pod_spec(resumable(resume_args=("--from={}",), command=("python3", "$HOME")), SEEING)
+    (init,), (task, beside) = spec["initContainers"], spec["containers"]
+    for one, what in ((init, "begin"), (beside, "watch")):
+        program, text = one["command"][:-1], one["command"][-1]
+        assert program == ["python3", "-m", "moorings.app.kubernetes_checkpoints", what]
+        watched = from_plain(WatchedJob, json.loads(text.replace("$$", "$")))
+        assert watched == WatchedJob("/work/c", ("python3", "$HOME"), ("--from={}",), resumable=True)
+        assert one["image"] == "moorings/launcher:1"
+        assert one["securityContext"]["allowPrivilegeEscalation"] is False
+        assert {mount["name"]: mount["readOnly"] for mount in one["volumeMounts"]} == {
+            "volume-0": True,
+            "moorings": False,
+        }
+    assert task["command"][:2] == ["/bin/sh", "-c"]
+    assert task["command"][3:] == ["python3", "python3", "$$HOME"]
+    assert {mount["name"]: mount.get("readOnly", False) for mount in task["volumeMounts"]} == {
+        "volume-0": False,
+        "moorings": False,
+    }
+    assert sorted((task["name"], beside["name"])) == [task["name"], beside["name"]]  # so does kubelet
+
+
+def test_its_task_is_started_as_what_it_resumes_from_says(tmp_path: Path) -> None:
+    (_, _, script, *words) = pod_spec(resumable(command=("echo", "one two")), SEEING)["containers"][0]["command"]
+    script = script.replace("$$", "$").replace(FOLDER, str(tmp_path))
+
+    def start() -> str:
+        run = ["/bin/sh", "-c", script, *words]
+        return subprocess.run(run, capture_output=True, text=True, check=True, timeout=patient(10)).stdout
+
+    assert start() == "one two\n"
+    assert (tmp_path / "began").exists()
+    watched = WatchedJob("/work/c", ("echo", "one two"), ("--from={}",), resumable=True)
+    saved = RunCheckpoint("/work/c/it's 7.pt", 7, 1, Timestamp(1), is_whole=True, rule=CheckpointRule.ZIP)
+    (tmp_path / "resume").write_text(resume_commands(watched, saved) + 'echo "$MOORINGS_RESUME_FROM"\n')
+    assert start() == "/work/c/it's 7.pt\none two --from=/work/c/it's 7.pt\n"
+
+
+@pytest.mark.parametrize(
+    ("settings", "folder"),
+    [(SETTINGS, "/work/c"), (SEEING, "/home/c"), (SEEING, None)],
+    ids=["image", "volume", "none"],
+)
+def test_nobody_looks_where_there_is_nothing_to_see(settings: KubernetesEngineSettings, folder: str | None) -> None:
+    wanted = order(checkpoint=RESUMABLE, checkpoint_directory=folder)
+    spec = pod_spec(wanted, settings)
+    assert "initContainers" not in spec
+    assert [one["name"] for one in spec["containers"]] == ["task"]
+    assert any("nobody sees its checkpoints" in one for one in describe_differences(wanted.job, settings))
+
+
+def test_what_is_different_of_a_run_that_borrows_is_said() -> None:
+    told = describe_differences(resumable(preemptible=True).job, SEEING)
+    assert any("TERM" in one for one in told)
+    assert not any("nobody sees" in one for one in told)
+    assert read('namespace = "a"\ncheckpoint_image = "registry:5000/launcher@sha256:0a"').checkpoint_image
+    with pytest.raises(MooringsError, match="checkpoint_image"):
+        read('namespace = "a"\ncheckpoint_image = "two words"')

@@ -70,7 +70,7 @@ def test_a_pod_that_is_called_failed_while_its_container_runs_is_not_over() -> N
 
 def test_one_that_waits_has_neither_begun_nor_ended() -> None:
     for pod in (a_pod({"waiting": {"reason": "ErrImagePull"}}, phase="Pending"), a_pod(None, phase="Pending")):
-        assert task_of(pod) == TaskStatus()
+        assert task_of(pod) == TaskStatus(uid="u0")
 
 
 def test_a_pod_of_somebody_else_is_none() -> None:

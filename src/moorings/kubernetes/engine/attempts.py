@@ -8,19 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from moorings.core.model.timestamps import Timestamp
+from moorings.engines.checkpoint_watch import CheckpointRecord
+from moorings.engines.node_program import AttemptCheckpoints
+from moorings.kubernetes.engine.checkpoint_containers import CHECKPOINTS
+from moorings.kubernetes.engine.checkpoint_records import read_records
 from moorings.kubernetes.engine.output import copy_output
 from moorings.kubernetes.engine.run_folder import KubernetesAttempt, KubernetesRunFolder, SubmittedIPUJob, TaskStatus
-from moorings.kubernetes.engine.run_status import merge_task, parse_task
+from moorings.kubernetes.engine.run_status import ObservedTask, merge_task, parse_task
 from moorings.kubernetes.engine.submission import CONTAINER, AttemptKey, attempt_key_of
 from moorings.kubernetes.kube.api import KubeObject
 from moorings.kubernetes.kube.pod_streams import PodStreams
 from moorings.ports.clock import Clock
+from moorings.workloads.checkpoints import RunCheckpoint
 from moorings.workloads.runs import RunId
 
 log = logging.getLogger("moorings.kubernetes.engine")
@@ -36,17 +42,40 @@ class LiveAttempt:
         tasks: by rank.
         asked: its order; None: not read yet.
         restart: number of its job's restarts; tasks are those of the last start.
+        resumed_from: what its first task was given at its last start.
         deleted: the deletion of its IPUJob was seen.
-        warned: it was warned that its time limit is near.
+        warned: the start that was warned that its time limit is near, by the uid of its first Pod.
         stopped_at: when it was last told to stop.
     """
 
     tasks: dict[int, TaskStatus] = field(default_factory=dict)
     asked: SubmittedIPUJob | None = None
     restart: int = 0
+    resumed_from: RunCheckpoint | None = None
     deleted: bool = False
-    warned: bool = False
+    warned: str | None = None
     stopped_at: Timestamp | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _LivePod:
+    """What is known by now of a Pod that was seen."""
+
+    lives: Mapping[AttemptKey, LiveAttempt]
+    which: AttemptKey
+    seen: ObservedTask
+
+    def over(self) -> bool:
+        """Whether nothing of its task runs."""
+        life = self.lives.get(self.which)
+        task = life.tasks.get(self.seen.rank) if life is not None else None
+        return task is None or task.over
+
+    def replaced(self) -> bool:
+        """Whether another Pod has its name."""
+        life = self.lives.get(self.which)
+        task = life.tasks.get(self.seen.rank) if life is not None else None
+        return task is not None and task.uid not in (self.seen.uid, "")
 
 
 class AttemptTracker:
@@ -67,7 +96,8 @@ class AttemptTracker:
         self._lives: dict[AttemptKey, LiveAttempt] = {}
         self._loaded: set[AttemptKey] = set()
         self._done: set[AttemptKey] = set()
-        self._copies: dict[str, tuple[AttemptKey, asyncio.Task[None]]] = {}  # by Pod's uid
+        # By Pod's uid; of what looks at checkpoints, with the name of that container.
+        self._copies: dict[str, tuple[AttemptKey, asyncio.Task[None]]] = {}
         self._writing: asyncio.Queue[tuple[AttemptKey, int, TaskStatus]] = asyncio.Queue()
         self._writer: asyncio.Task[None] | None = None
         self._copy_slots = asyncio.Semaphore(COPIES_AT_ONCE)
@@ -112,8 +142,8 @@ class AttemptTracker:
         self._done.add(which)
         self._lives.pop(which, None)
         self._loaded.discard(which)
-        for uid in [uid for uid, (whose, _) in self._copies.items() if whose == which]:
-            del self._copies[uid]
+        for output in [output for output, (key, _) in self._copies.items() if key == which]:
+            del self._copies[output]
 
     def count_copies(self, run: RunId, number: int) -> int:
         """How many outputs of an attempt are still being copied."""
@@ -134,36 +164,68 @@ class AttemptTracker:
             life.restart = seen.restart
             life.tasks.clear()
         before = life.tasks.get(seen.rank)
+        if before is not None and before.uid not in (seen.uid, ""):  # the Pods before were stopped, and are gone
+            life.tasks = {rank: task for rank, task in life.tasks.items() if not task.over}
+            before = None
+        if seen.rank == 0:
+            life.resumed_from = seen.resumed_from
         now = life.tasks[seen.rank] = merge_task(before, seen.task)
         if now.over and now != before:
             self._writing.put_nowait((which, seen.rank, now))
         namespace = pod["metadata"]["namespace"]
         if now.began_at is not None and seen.uid not in self._copies:
-            work = self._copy(which, namespace, seen.name, seen.rank)
-            task = asyncio.create_task(work, name=f"output-{seen.name}")
-            self._copies[seen.uid] = (which, task)
-            task.add_done_callback(lambda _: self._news())
+            self._follow(which, seen.uid, self._copy(which, namespace, seen))
+        if seen.sees_checkpoints and seen.rank == 0 and f"{seen.uid}/{CHECKPOINTS}" not in self._copies:
+            self._follow(which, f"{seen.uid}/{CHECKPOINTS}", self._record_checkpoints(which, namespace, seen))
         self._news()
 
-    async def _copy(self, which: AttemptKey, namespace: str, pod: str, rank: int) -> None:
-        run, number = which
-        folder = KubernetesRunFolder.find(self._folder, run)
-        if folder is None:
-            return
-        attempt = folder.attempt(number)
-        if not await asyncio.to_thread(attempt.log_path(rank).parent.is_dir):
-            return
-        if await asyncio.to_thread((attempt.path / "end.json").exists):
-            return
-        life = self._lives.get(which, LiveAttempt())
+    def _follow(self, which: AttemptKey, output: str, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work, name=f"output-{output}")
+        self._copies[output] = (which, task)
+        task.add_done_callback(lambda _: self._news())
 
-        def over() -> bool:
-            task = life.tasks.get(rank)
-            return task is None or task.over or which not in self._lives
-
-        opened = partial(self._calls.stream_logs, namespace, pod, CONTAINER, follow=True)
+    async def _copy(self, which: AttemptKey, namespace: str, seen: ObservedTask) -> None:
+        attempt = await self._open_attempt(which)
+        if attempt is None:
+            return
+        opened = partial(self._calls.stream_logs, namespace, seen.name, CONTAINER, follow=True)
+        pod = _LivePod(self._lives, which, seen)
+        try:
+            start = await asyncio.to_thread(attempt.output_start, seen.rank, seen.uid)
+        except (OSError, ValueError) as error:
+            log.warning("run.unwritten", extra={"run": which[0], "detail": str(error)})
+            return
         async with self._copy_slots:
-            await copy_output(opened, attempt.log_path(rank), over, self._clock.sleep)
+            path = attempt.log_path(seen.rank)
+            await copy_output(opened, path, start, pod.over, pod.replaced, self._clock.sleep)
+
+    async def _record_checkpoints(self, which: AttemptKey, namespace: str, seen: ObservedTask) -> None:
+        attempt = await self._open_attempt(which)
+        if attempt is None:
+            return
+        opened = partial(self._calls.stream_logs, namespace, seen.name, CHECKPOINTS, follow=True, lines=1)
+        pod = _LivePod(self._lives, which, seen)
+
+        async def save(record: CheckpointRecord) -> None:
+            store = AttemptCheckpoints(attempt.path, record.resumed_from)
+            try:
+                await asyncio.to_thread(store.save, record, durable=False)
+            except OSError as error:
+                log.warning("run.unwritten", extra={"run": which[0], "detail": str(error)})
+            self._news()
+
+        async with self._copy_slots:
+            await read_records(opened, save, pod.over, pod.replaced, self._clock.sleep)
+
+    async def _open_attempt(self, which: AttemptKey) -> KubernetesAttempt | None:
+        """The folder of an attempt whose end is not recorded; None: there is none."""
+        folder = KubernetesRunFolder.find(self._folder, which[0])
+        if folder is None:
+            return None
+        attempt = folder.attempt(which[1])
+        if not await asyncio.to_thread((attempt.path / "logs").is_dir):
+            return None
+        return None if await asyncio.to_thread((attempt.path / "end.json").exists) else attempt
 
     async def _write(self) -> None:
         while True:

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from moorings.core.model.errors import MooringsError
@@ -36,6 +37,7 @@ from moorings.kubernetes.engine.run_status import (
     have_all_ended,
     have_all_started,
     is_pod_over,
+    were_all_stopped,
 )
 from moorings.kubernetes.engine.settings import KubernetesEngineSettings
 from moorings.kubernetes.engine.submission import (
@@ -206,10 +208,15 @@ class KubernetesEngine(ScheduledEngine):
                 return RunStatus(run, RunPhase.ABSENT)
             facts = await asyncio.to_thread(attempt.read_state)
             if facts.end is not None:
-                return self._ended(run, facts.end, facts.asked.reference)
-            if not await self._informers.synced():
+                seen = self._ended(run, facts.end, facts.asked.reference)
+            elif not await self._informers.synced():
                 return RunStatus(run, RunPhase.UNKNOWN, reason="Kubernetes cannot be asked")
-            return await self._observe_job(run, attempt, facts)
+            else:
+                seen = await self._observe_job(run, attempt, facts)
+            seen = self._with_checkpoints(seen, await asyncio.to_thread(attempt.last_checkpoints))
+            life = self._tracker.get_attempt((run, attempt.number))
+            given = life.resumed_from if life is not None else None
+            return replace(seen, attempt=attempt.number, resumed_from=given or seen.resumed_from)
         except KubeError as error:
             log.warning("kubernetes.unseen", extra={"run": run, "code": error.code, "detail": error.detail})
             return RunStatus(run, RunPhase.UNKNOWN, reason=f"Kubernetes cannot be asked: {error.detail}")
@@ -236,7 +243,7 @@ class KubernetesEngine(ScheduledEngine):
             if ended is not None:
                 return ended
         reference = asked.reference
-        if have_all_started(asked, life.tasks):
+        if have_all_started(asked, life.tasks) and not were_all_stopped(asked, life.tasks):
             return RunStatus(run, RunPhase.RUNNING, began_at(life.tasks), reference=reference)
         reason = f"IPUJob {reference}: {status.message or 'it was not looked at yet'}"
         return RunStatus(run, RunPhase.STARTING, reference=reference, reason=reason)
@@ -313,7 +320,8 @@ class KubernetesEngine(ScheduledEngine):
                 return
             facts = await asyncio.to_thread(attempt.read_state)
             life = await self._tracker.load_attempt(run, attempt)
-            if facts.end is not None or (facts.stop is None and have_all_ended(facts.asked, life.tasks)):
+            over = have_all_ended(facts.asked, life.tasks) and not were_all_stopped(facts.asked, life.tasks)
+            if facts.end is not None or (facts.stop is None and over):
                 return
             stop = StopRecord(STOP_REQUESTED, " ".join(reason.split()), self._clock.now())
             await self._control.stop(run, attempt, facts.asked, stop)

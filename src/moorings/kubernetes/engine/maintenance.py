@@ -117,10 +117,14 @@ class RunMaintenance:
                 facts = await asyncio.to_thread(attempt.read_state)
                 await self._control.stop(key[0], attempt, facts.asked, StopRecord(LIMIT, "", now))
                 self._news()
-        elif 0 < asked.warn_s < asked.time_limit_s and now >= add_seconds(due, -asked.warn_s) and not life.warned:
-            life.warned = True
-            if not (await asyncio.to_thread(attempt.read_state)).warned:
-                await asyncio.to_thread(attempt.save_warned)
+        elif (
+            0 < asked.warn_s < asked.time_limit_s
+            and now >= add_seconds(due, -asked.warn_s)
+            and life.warned != (start := life.tasks[min(life.tasks)].uid)
+        ):
+            life.warned = start
+            if not await asyncio.to_thread(attempt.has_warned, start):
+                await asyncio.to_thread(attempt.save_warned, start)
                 await self._control.signal(asked, asked.warn_signal, everybody=False)
 
     async def _delete_finished(self, job: KubeObject) -> None:

@@ -30,7 +30,7 @@ class LogCopyFile:
 
     Args:
         path: the file.
-        shift: offset in the file minus offset in the output, as the last copy had it at its end.
+        shift: offset in the file minus offset in the output; as the last copy had it at its end, if there was one.
     """
 
     def __init__(self, path: Path, shift: int) -> None:
@@ -66,7 +66,9 @@ class LogCopyFile:
 async def copy_output(
     open_output: Callable[[], AsyncIterator[bytes]],
     path: Path,
+    start: int,
     over: Callable[[], bool],
+    replaced: Callable[[], bool],
     pause: Callable[[float], Awaitable[None]],
 ) -> None:
     """Copy an output until its end.
@@ -74,11 +76,13 @@ async def copy_output(
     Args:
         open_output: opens the output at its beginning.
         path: the file.
+        start: where it begins in the file.
         over: whether the output is complete.
+        replaced: whether another Pod has the name of this one by now.
         pause: waits so many seconds.
     """
-    pause_s, shift = AGAIN_S, 0
-    while True:
+    pause_s, shift = AGAIN_S, start
+    while not replaced():
         final = over()  # checked before reading: a complete output is read to its end
         copy = await asyncio.to_thread(LogCopyFile, path, shift)
         try:

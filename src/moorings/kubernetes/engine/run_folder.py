@@ -6,7 +6,9 @@
         order.json        the order, as far as it is needed later
         alive             the IPUJob was, or is about to be, activated: it is not created again
         stop.json         why it must stop; the first reason stays
-        warned            it was warned that its time limit is near
+        warned            uid of the first Pod of the start that was warned that its time limit is near
+        pods/<rank>.<uid> where a Pod's output begins in its task's
+        checkpoints.json  the checkpoints that its Pods last saw
         tasks/<rank>.json how a task ended
         logs/<rank>.log   its output
         end.json          how the attempt ended; final
@@ -18,12 +20,14 @@ import contextlib
 import json
 import re
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from moorings.core.model.serialization import from_plain
+from moorings.core.model.serialization import OMIT_IF_DEFAULT, from_plain
 from moorings.core.model.timestamps import Timestamp
+from moorings.engines.checkpoint_watch import CheckpointRecord
+from moorings.engines.node_program import read_record
 from moorings.engines.run_folder import AttemptFolder, ScheduledRunFolder, to_json
 from moorings.workloads.runs import EndRecord
 
@@ -70,6 +74,7 @@ class TaskStatus:
         unstarted: its program could not be started; ``why`` has the reason.
         why: kubelet's message about its end.
         cause: Kubernetes' reason for ending its Pod: ``Evicted``, ``NodeLost``...
+        uid: of its Pod; empty: a record of an earlier release.
     """
 
     began_at: Timestamp | None = None
@@ -80,6 +85,7 @@ class TaskStatus:
     unstarted: bool = False
     why: str = ""
     cause: str = ""
+    uid: str = field(default="", metadata=OMIT_IF_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +95,6 @@ class KubernetesAttemptState:
     asked: SubmittedIPUJob
     alive: bool = False
     stop: StopRecord | None = None
-    warned: bool = False
     end: EndRecord | None = None
 
     @property
@@ -126,9 +131,12 @@ class KubernetesAttempt(AttemptFolder):
             asked=from_plain(SubmittedIPUJob, json.loads((self.path / "order.json").read_bytes())),
             alive=(self.path / "alive").exists(),
             stop=_load(StopRecord, self.path / "stop.json"),
-            warned=(self.path / "warned").exists(),
             end=_load(EndRecord, self.path / "end.json"),
         )
+
+    def last_checkpoints(self) -> CheckpointRecord | None:
+        """The checkpoints that its Pods last saw; None: nobody has looked."""
+        return read_record(self.path)
 
     def tasks(self) -> dict[int, TaskStatus]:
         """The recorded ends of tasks, by rank.
@@ -145,7 +153,7 @@ class KubernetesAttempt(AttemptFolder):
 
     def save_order(self, asked: SubmittedIPUJob) -> None:
         """Record the order of this attempt."""
-        for folder in (self.path.parent, self.path, self.path / "logs", self.path / "tasks"):
+        for folder in (self.path.parent, *(self.path / name for name in ("", "logs", "tasks"))):
             folder.mkdir(mode=0o700, exist_ok=True)
         self.write_once("order.json", to_json(asked))
 
@@ -157,9 +165,29 @@ class KubernetesAttempt(AttemptFolder):
         """Record why it must stop; the first reason stays."""
         self.write_once("stop.json", to_json(stop))
 
-    def save_warned(self) -> None:
-        """Record that it was warned."""
-        self.write_once("warned", b"")
+    def has_warned(self, start: str) -> bool:
+        """Whether that start of it was warned; an earlier release recorded no start, and there was only one."""
+        try:
+            return (self.path / "warned").read_text() in (start, "")
+        except FileNotFoundError:
+            return False
+
+    def save_warned(self, start: str) -> None:
+        """Record that that start of it was warned."""
+        self.write("warned", start.encode())
+
+    def output_start(self, rank: int, uid: str) -> int:
+        """Where a Pod's output begins in its task's: behind that of the Pods before it.
+
+        Raises:
+            OSError, ValueError: that cannot be read or recorded.
+        """
+        folder, log = self.path / "pods", self.log_path(rank)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        # An earlier release may have copied some of the first one's.
+        size = log.stat().st_size if any(folder.glob(f"{rank}.*")) and log.exists() else 0
+        self.write_once(f"pods/{rank}.{uid}", str(size).encode())
+        return int((folder / f"{rank}.{uid}").read_text())
 
     def save_task(self, rank: int, task: TaskStatus) -> None:
         """Record how a task ended."""

@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.quantities import duration_text
 from moorings.core.model.timestamps import SECOND, Timestamp, add_seconds
+from moorings.engines.node_program import parse_record
+from moorings.kubernetes.engine.checkpoint_containers import BEFORE, CHECKPOINTS
 from moorings.kubernetes.engine.run_folder import StopRecord, SubmittedIPUJob, TaskStatus
+from moorings.kubernetes.engine.submission import CONTAINER
 from moorings.kubernetes.ipujob import names
 from moorings.kubernetes.ipujob.pods import ENDED as PHASES_ENDED
 from moorings.kubernetes.ipujob.pods import UNSEEN
-from moorings.kubernetes.ipujob.types import COMPLETED, ENDED, IPUJobStatus
+from moorings.kubernetes.ipujob.types import COMPLETED, DEADLINE_EXCEEDED, ENDED, IPUJobStatus
 from moorings.kubernetes.kube.api import KubeObject
 from moorings.wire.codec import parse_time
+from moorings.workloads.checkpoints import RunCheckpoint
 from moorings.workloads.runs import CANNOT_START, NOT_FOUND, SIGKILL_EXIT_CODE, EndReason, EndRecord, exit_code
 
 STOP_REQUESTED, LIMIT = "asked", "limit"
@@ -37,6 +41,8 @@ class ObservedTask:
         rank: of the task.
         restart: number of its job's restarts when the Pod was made.
         deleting: whether the Pod is being deleted.
+        resumed_from: what this start of it was given.
+        sees_checkpoints: whether the container beside the task that looks at its checkpoints has begun.
     """
 
     name: str
@@ -45,6 +51,8 @@ class ObservedTask:
     restart: int
     deleting: bool
     task: TaskStatus
+    resumed_from: RunCheckpoint | None
+    sees_checkpoints: bool
 
 
 def parse_task(pod: KubeObject) -> ObservedTask | None:
@@ -55,11 +63,23 @@ def parse_task(pod: KubeObject) -> ObservedTask | None:
     if not rank.isdecimal():
         return None
     asked_at = _deletion(meta)
-    containers = status.get("containerStatuses") or ()
-    state = (containers[0].get("state") or {}) if containers else {}
-    task = _task(state, status, asked_at)
+    states = {one.get("name"): one.get("state") or {} for one in status.get("containerStatuses") or ()}
+    beside = states.get(CHECKPOINTS, {})
+    task = replace(_task(states.get(CONTAINER, {}), status, asked_at), uid=meta["uid"])
     number = int(restart) if restart.isdecimal() else 0
-    return ObservedTask(meta["name"], meta["uid"], int(rank), number, asked_at is not None, task)
+    looks = "running" in beside or "terminated" in beside
+    given = _resumed_from(status)
+    return ObservedTask(meta["name"], meta["uid"], int(rank), number, asked_at is not None, task, given, looks)
+
+
+def _resumed_from(status: KubeObject) -> RunCheckpoint | None:
+    """What the init container has chosen."""
+    for one in status.get("initContainerStatuses") or ():
+        ended = (one.get("state") or {}).get("terminated")
+        if one.get("name") == BEFORE and ended is not None:
+            record = parse_record(str(ended.get("message") or "").encode("utf-8", "replace"))
+            return record.resumed_from if record is not None else None
+    return None
 
 
 def _task(state: KubeObject, status: KubeObject, asked_at: Timestamp | None) -> TaskStatus:
@@ -126,7 +146,7 @@ def is_pod_running(pod: KubeObject) -> bool:
 
 
 def merge_task(old: TaskStatus | None, new: TaskStatus) -> TaskStatus:
-    """The state of a task after another observation: a known end stays."""
+    """The state of a task after another observation of its Pod: a known end stays."""
     return old if old is not None and old.over and old.code is not None else new
 
 
@@ -143,6 +163,11 @@ def have_all_started(asked: SubmittedIPUJob, tasks: Mapping[int, TaskStatus]) ->
 def have_all_ended(asked: SubmittedIPUJob, tasks: Mapping[int, TaskStatus]) -> bool:
     """Whether nothing of any task runs any more."""
     return all(rank in tasks and tasks[rank].over for rank in range(asked.tasks))
+
+
+def were_all_stopped(asked: SubmittedIPUJob, tasks: Mapping[int, TaskStatus]) -> bool:
+    """Whether nothing runs because Pods were deleted: they are made again, unless the IPUJob has ended."""
+    return have_all_ended(asked, tasks) and any(task.stopped for task in tasks.values())
 
 
 def build_end_record(
@@ -208,6 +233,8 @@ def _ending(
             return EndReason.EXITED, f"task {rank} ended with exit code {task.code}" + (
                 f" ({task.why})" if task.why else ""
             )
+    if status is not None and any(one.reason == DEADLINE_EXCEEDED for one in status.instances.values()):
+        return EndReason.TIMED_OUT, status.message
     if caused is not None:
         return EndReason.LOST, f"Kubernetes ended it: {caused.cause}" + (f": {caused.why}" if caused.why else "")
     if (status is not None and status.state == COMPLETED) or all(code == 0 for code in codes):

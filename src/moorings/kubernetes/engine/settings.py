@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from moorings.core.model.toml_table import TomlTable
+from moorings.workloads.jobs import JobSpec
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _VOLUME = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
 _PATH = re.compile(r"(/[^/:\0]+)+")
+_IMAGE = re.compile(r"[\w.:/@-]{1,500}", re.ASCII)
 _ABSOLUTE = re.compile(r"/[^\0]*")
 _ID_MAX = 2**31 - 1
 
@@ -54,6 +56,7 @@ class KubernetesEngineSettings:
         user: user id of tasks; None: the image's.
         group: their group id; None: the image's.
         request_cpus: whether a task's CPUs are requested from Kubernetes' scheduler.
+        checkpoint_image: an image of Moorings that looks at checkpoints in the Pods; empty: nobody looks.
     """
 
     namespace: str
@@ -64,6 +67,7 @@ class KubernetesEngineSettings:
     user: int | None = None
     group: int | None = None
     request_cpus: bool = True
+    checkpoint_image: str = ""
 
     @classmethod
     def read(cls, table: TomlTable) -> KubernetesEngineSettings:
@@ -82,6 +86,9 @@ class KubernetesEngineSettings:
             user=_number(table, "user"),
             group=_number(table, "group"),
             request_cpus=table.boolean("request_cpus", default=True),
+            checkpoint_image=table.matched("checkpoint_image", _IMAGE, "an image's name")
+            if table.has("checkpoint_image")
+            else "",
         )
         table.reject_unknown_keys()
         return found
@@ -94,6 +101,11 @@ class KubernetesEngineSettings:
     def namespaces(self) -> tuple[str, ...]:
         """The namespaces of all projects."""
         return tuple(dict.fromkeys((self.namespace, *self.projects.values())))
+
+    def sees_checkpoints_of(self, job: JobSpec) -> bool:
+        """Whether a job's checkpoints are looked at."""
+        folder = job.checkpoint_directory
+        return bool(self.checkpoint_image) and folder is not None and self.volume_of(folder) is not None
 
     def volume_of(self, folder: str) -> Volume | None:
         """The volume with this folder of a task; None: the folder is in its container, and is lost with it."""

@@ -16,9 +16,11 @@ import re
 from moorings.core.model.claims import NAME_CHARS_MAX
 from moorings.core.model.serialization import from_plain, to_plain
 from moorings.engines.launch import fixed_warn_signal, job_environment, parse_signal, rejected_error
+from moorings.kubernetes.engine.checkpoint_containers import add_checkpoint_containers, unexpanded
 from moorings.kubernetes.engine.run_folder import KubernetesRunFolder, SubmittedIPUJob
 from moorings.kubernetes.engine.settings import KubernetesEngineSettings
 from moorings.kubernetes.ipujob import names
+from moorings.kubernetes.ipujob.fields import DEADLINE_S_MAX
 from moorings.kubernetes.ipujob.types import API_VERSION, KIND, CleanPodPolicy, RestartType
 from moorings.kubernetes.ipujob.validation import find_errors
 from moorings.kubernetes.kube.api import KubeObject
@@ -34,6 +36,9 @@ CONTAINER = "task"
 
 RUN, ATTEMPT, INSTALLATION = "moorings/run", "moorings/attempt", "moorings/installation"  # labels
 EPOCH, SUBMITTED_JOB = "moorings/epoch", "moorings/order"  # annotations
+
+NODE_LOST_S = 300  # how long a node may be silent before a run with retries counts as lost, as Kubernetes waits, too
+START_S = 600  # of a start, in which images are pulled: our own time limit counts from the program's beginning
 
 _DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _HASH_CHARS = 24
@@ -87,11 +92,10 @@ def describe_differences(job: JobSpec, settings: KubernetesEngineSettings) -> tu
     if not settings.request_cpus and job.resources.cpus > 1:
         told.append("its CPUs are not asked of Kubernetes")
     if job.preemptible:
-        told.append(
-            "Kubernetes does not ask it to make room for others, so it does not borrow what they are guaranteed"
-        )
-    if job.checkpoint.resumable:
-        told.append("Kubernetes does not start it again by itself, though it can be resumed")
+        told.append("Kubernetes warns it with TERM alone when others need what it has borrowed")
+    if job.checkpoint.resumable and not settings.sees_checkpoints_of(job):
+        why = "the controller names no checkpoint_image" if not settings.checkpoint_image else "they are in no volume"
+        told.append(f"nobody sees its checkpoints, since {why}: it has to find them by itself when it starts again")
     return tuple(told)
 
 
@@ -139,7 +143,11 @@ def build_job(
     job = order.job
     labels = {RUN: order.run, ATTEMPT: str(order.attempt), INSTALLATION: installation}
     notes = {EPOCH: str(order.epoch), SUBMITTED_JOB: json.dumps(to_plain(asked), separators=(",", ":"))}
-    body = {
+    if job.preemptible:
+        notes[names.PREEMPTIBLE] = "true"
+    if job.checkpoint.resumable:
+        notes[names.RESUMABLE] = "true"
+    body: KubeObject = {
         "apiVersion": API_VERSION,
         "kind": KIND,
         "metadata": {"name": asked.name, "namespace": asked.namespace, "labels": labels, "annotations": notes},
@@ -154,6 +162,10 @@ def build_job(
             "workers": {"template": {"metadata": {"labels": labels}, "spec": _pod_spec(order, asked, settings)}},
         },
     }
+    if job.retries:
+        body["spec"]["nodeLostSeconds"] = NODE_LOST_S
+    if job.time_limit_s is not None and not job.preemptible:  # the time of all starts counts, and we give each its own
+        body["spec"]["activeDeadlineSeconds"] = min(math.ceil(job.time_limit_s) + START_S, DEADLINE_S_MAX)
     if faults := find_errors(body):
         told = "; ".join(f"{fault.path}: {fault.problem}" for fault in faults[:3])
         raise rejected_error(f"no IPUJob can be made of it: {told}", next((one.hint for one in faults if one.hint), ""))
@@ -176,9 +188,7 @@ def _pod_spec(order: RunSubmission, asked: SubmittedIPUJob, settings: Kubernetes
             {
                 "name": CONTAINER,
                 "image": job.image,
-                "command": [
-                    word.replace("$", "$$") for word in job.resumed_command(order.resume_from)
-                ],  # else Kubernetes expands $(NAME) and $$
+                "command": [unexpanded(word) for word in job.resumed_command(order.resume_from)],
                 "workingDir": job.workdir,
                 "envFrom": [{"secretRef": {"name": secret_name(asked.name)}}],
                 "resources": {"requests": requests, "limits": limits},
@@ -198,6 +208,8 @@ def _pod_spec(order: RunSubmission, asked: SubmittedIPUJob, settings: Kubernetes
             for number, volume in enumerate(settings.volumes)
         ],
     }
+    if settings.sees_checkpoints_of(job):
+        add_checkpoint_containers(found, job, settings.checkpoint_image)
     who = {"runAsUser": settings.user, "runAsGroup": settings.group}
     if any(number is not None for number in who.values()):
         found["securityContext"] = {key: number for key, number in who.items() if number is not None}

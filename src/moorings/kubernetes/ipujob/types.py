@@ -222,6 +222,9 @@ class IPUJob:
         return self.kind is not JobKind.INFERENCE
 
 
+DEADLINE_EXCEEDED = "DeadlineExceeded"  # a reason, as in a Job
+
+
 class Certainty(StrEnum):
     """How sure an estimate is."""
 

@@ -63,13 +63,23 @@ class PodStreams:
             headers={"User-Agent": f"moorings/{__version__}", "Accept-Encoding": "identity"},
         )
 
-    async def stream_logs(self, namespace: str, pod: str, container: str, *, follow: bool) -> AsyncIterator[bytes]:
+    async def stream_logs(
+        self, namespace: str, pod: str, container: str, *, follow: bool, lines: int | None = None
+    ) -> AsyncIterator[bytes]:
         """A container's output from the beginning that its node still has; with ``follow`` until the container ends.
+
+        Args:
+            namespace: of the Pod.
+            pod: its name.
+            container: its name.
+            follow: whether to wait for more.
+            lines: begin with so many of the last lines; None: with all.
 
         Raises:
             KubeError: 404 if there is no such Pod, 400 before there is such a container.
         """
         words = {"container": container, **({"follow": "true"} if follow else {})}
+        words |= {"tailLines": str(lines)} if lines is not None else {}
         url = f"{self._server}{build_path(POD, namespace, pod, 'log')}?{urlencode(words)}"
         timeout = httpx2.Timeout(CALL_S, read=None if follow else CALL_S)
         async with _as_kube_error(self._server), self._http.stream("GET", url, timeout=timeout) as answer:

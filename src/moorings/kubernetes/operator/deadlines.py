@@ -10,12 +10,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from moorings.core.model.timestamps import SECOND, Timestamp, add_seconds, seconds_between
-from moorings.kubernetes.ipujob.types import InstanceOutcome, InstanceStatus, IPUJob
+from moorings.kubernetes.ipujob.types import DEADLINE_EXCEEDED, InstanceOutcome, InstanceStatus, IPUJob
 from moorings.kubernetes.proxy_api import shapes
 from moorings.kubernetes.proxy_api.shapes import PartitionBody
 from moorings.wire.codec import parse_time
 
-DEADLINE_EXCEEDED = "DeadlineExceeded"  # as in a Job
 _IN_USE = frozenset({shapes.READY, shapes.RECLAIMING, shapes.PREPARING})  # PREPARING: also while it is being reset
 
 

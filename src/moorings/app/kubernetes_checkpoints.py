@@ -1,0 +1,98 @@
+"""What looks at checkpoints in the Pods of a run: ``python3 -m moorings.app.kubernetes_checkpoints begin|watch JOB``.
+
+``begin`` is an init container: it looks, and writes what this start of the task resumes from; its termination message
+is the record of that checkpoint. ``watch`` runs beside the
+task until no process of it is left, and prints each new record (``CheckpointRecord``) as a line of JSON: the controller
+reads its output. JOB is a ``WatchedJob`` as JSON. Standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from moorings.core.model.serialization import from_plain, to_plain
+from moorings.engines.checkpoint_watch import CheckpointRecord, CheckpointWatch
+from moorings.engines.node_program import STOP_SIGNALS, AttemptCheckpoints, WatchedJob, begin, record_of_start
+from moorings.engines.processes import list_processes
+from moorings.kubernetes.engine.checkpoint_containers import BEGAN, FOLDER, RESTART, RESUME
+
+MESSAGE = Path("/dev/termination-log")
+MESSAGE_CHARS_MAX = 4096
+LOOK_S = 0.5  # between two looks whether the task has ended
+START_S_MAX = 60.0  # without any process of a task: its image cannot be pulled, or its program cannot be started
+_PAUSE_PID = 1  # what holds the namespaces of a Pod
+
+
+class PrintedCheckpoints(AttemptCheckpoints):
+    """The record of a Pod, whose changes are printed."""
+
+    def save(self, record: CheckpointRecord, *, durable: bool = True) -> None:
+        """Save and print a record."""
+        super().save(record, durable=durable)
+        record = self.last_checkpoints() or record  # with what this start was given
+        sys.stdout.write(json.dumps(to_plain(record)) + "\n")
+        sys.stdout.flush()
+
+
+def main(words: list[str] | None = None, environment: Mapping[str, str] = os.environ) -> None:
+    """Do one of these, and end whatever thread still waits for a disk."""
+    what, text = sys.argv[1:] if words is None else words
+    job = from_plain(WatchedJob, json.loads(text))
+    start, folder = count_starts(environment), Path(FOLDER)
+    if what == "begin":
+        try:
+            begin(folder, start, job, RESUME)
+            report_choice(folder, start)
+        except Exception:  # a job starts also where nobody can look
+            traceback.print_exc()
+    elif environment.get("RANK", "0") == "0":
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # the task has its grace period to save
+        record = record_of_start(PrintedCheckpoints(folder), start)
+        watch_until_ended(CheckpointWatch(record, start, job.directory, pids_of_task), folder / BEGAN, time.sleep)
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def report_choice(folder: Path, start: int) -> None:
+    """Tell the task and the controller what this start resumes from, if it does."""
+    given = record_of_start(AttemptCheckpoints(folder), start).resumed_from
+    if given is None:
+        return
+    (folder / RESUME).chmod(0o644)  # the task may be another user's
+    record = json.dumps(to_plain(CheckpointRecord(start, (), "", given)))
+    if len(record) <= MESSAGE_CHARS_MAX:  # kubelet cuts longer ones; the next look tells of it, too
+        MESSAGE.write_text(record)
+
+
+def count_starts(environment: Mapping[str, str]) -> int:
+    """How often the IPUJob of this Pod was started before: its restarts, and the earlier partitions of its claim."""
+    _, _, attempt = environment.get("MOORINGS_PARTITION_ID", "").rpartition("-")  # ends with the claim's attempt
+    numbers = (environment.get(RESTART, ""), attempt)
+    return sum(int(number) for number in numbers if number.isdecimal())
+
+
+def pids_of_task() -> list[int]:
+    """The processes of the other containers of this Pod, which share their ids with us."""
+    return [pid for pid in list_processes() if pid not in (_PAUSE_PID, os.getpid())]
+
+
+def watch_until_ended(watch: CheckpointWatch, began: Path, pause: Callable[[float], None]) -> None:
+    """Look until the task has ended, or was not even started."""
+    watch.start()
+    waited_s, seen = 0.0, False
+    while (alive := bool(pids_of_task())) or not (seen or began.exists() or waited_s >= START_S_MAX):
+        seen = seen or alive
+        pause(LOOK_S)
+        waited_s += LOOK_S
+    watch.finish()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""The containers that look at a run's checkpoints in its Pods. Pure.
+
+An init container looks before the task starts and writes what it resumes from, for the task and, as its termination
+message, for the controller; a second container looks while the task runs, and prints what it sees. Both have an image
+of Moorings with ``python3 -m moorings.app.kubernetes_checkpoints``: a job's own image may have no Python. The task is
+started by the image's own shell, which reads what was written.
+"""
+
+from __future__ import annotations
+
+import json
+
+from moorings.core.model.serialization import to_plain
+from moorings.engines.node_program import WatchedJob
+from moorings.kubernetes.ipujob import names
+from moorings.kubernetes.kube.api import KubeObject
+from moorings.workloads.jobs import JobSpec
+
+BEFORE = "checkpoints"  # the init container
+CHECKPOINTS = "task-checkpoints"  # after the task's in alphabetical order, as kubelet sorts their statuses
+FOLDER = "/run/moorings"  # shared by the containers of a Pod
+BEGAN = "began"  # a file there, once the task has been started
+RESUME = "resume"  # a file there: shell commands for the task
+RESTART = "IPUJOB_RESTART"  # a variable of our containers; those with our usual prefix are the operator's to set
+
+_VOLUME = "moorings"
+_START = f"""[ ! -r {FOLDER}/{RESUME} ] || . {FOLDER}/{RESUME}
+true > {FOLDER}/{BEGAN}
+exec "$@\""""
+
+
+def add_checkpoint_containers(spec: KubeObject, job: JobSpec, image: str) -> None:
+    """Add them to the Pod of a task.
+
+    Args:
+        spec: of the Pod; its only container is the task's.
+        job: with a folder of checkpoints.
+        image: of Moorings.
+    """
+    assert job.checkpoint_directory is not None
+    watched = WatchedJob(job.checkpoint_directory, job.command, job.resume_args, job.checkpoint.resumable)
+    (task,) = spec["containers"]
+    mounts = [*task["volumeMounts"], {"name": _VOLUME, "mountPath": FOLDER}]
+    ours = {
+        "image": image,
+        "env": [{"name": RESTART, "valueFrom": {"fieldRef": {"fieldPath": f"metadata.labels['{names.RESTART}']"}}}],
+        "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"memory": "256Mi"}},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": [{**each, "readOnly": each["name"] != _VOLUME} for each in mounts],
+    }
+    program, words = ["python3", "-m", "moorings.app.kubernetes_checkpoints"], unexpanded(json.dumps(to_plain(watched)))
+    spec["initContainers"] = [{"name": BEFORE, "command": [*program, "begin", words], **ours}]
+    spec["containers"] = [
+        task | {"command": ["/bin/sh", "-c", unexpanded(_START), *task["command"][:1], *task["command"]]},
+        {"name": CHECKPOINTS, "command": [*program, "watch", words], **ours},
+    ]
+    spec["containers"][0]["volumeMounts"] = mounts
+    spec["volumes"] = [*spec["volumes"], {"name": _VOLUME, "emptyDir": {"sizeLimit": "16Mi"}}]
+
+
+def unexpanded(text: str) -> str:
+    """Text in which Kubernetes expands nothing: neither ``$(NAME)`` nor ``$$``."""
+    return text.replace("$", "$$")
