@@ -7,6 +7,7 @@ settings is touched.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import subprocess
 
@@ -60,6 +61,8 @@ class Network:
     def plug(self, number: int, pid: int) -> None:
         """Plug in a node, whose namespace a process is in, and tell this machine the way to its Pods."""
         cable = f"node{number}"
+        with contextlib.suppress(AssertionError):  # of a node that lost its power a moment ago
+            self._in_switch("link", "delete", cable)
         self._in_switch("link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", str(pid))
         self._in_switch("link", "set", cable, "master", "switch", "up")
         inside = ("nsenter", "--target", str(pid), "--net", "--")
