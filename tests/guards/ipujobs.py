@@ -12,6 +12,9 @@ PODS = "tests/unit/kubernetes/test_pods.py::"
 CHOICE = "tests/unit/kubernetes/proxy/test_choice.py::"
 LAUNCHER = "tests/unit/kubernetes/test_launcher.py::"
 ELECTION = "tests/unit/kubernetes/test_election.py::"
+ATTEMPTS = "tests/unit/kubernetes/test_engine_attempts.py::"
+BESIDE = "tests/unit/kubernetes/test_checkpoint_containers.py::"
+RETRIES = "tests/unit/workloads/test_retries.py::"
 RUNS = f"{PODS}test_a_pod_whose_program_still_runs_has_not_ended_whatever_its_phase"
 NOT_READY = f"{PLAN}test_no_pod_is_made_before_the_partition_is_ready"
 KNOWN = "tests/unit/kubernetes/proxy/test_known.py::"
@@ -27,6 +30,42 @@ IPUJOBS = (
         cut="if not view.pods:\n    acts = (YieldPartition(view.number),)",
         put="acts = (*acts, YieldPartition(view.number))",
         tests=(f"{PLAN}test_a_partition_that_is_needed_goes_back_when_the_pods_have_ended_the_launcher_first",),
+    ),
+    Guard(
+        law="3",
+        what="a second Pod of a task is not taken for the end of the first one",
+        file="kubernetes/engine/attempts.py",
+        at="AttemptTracker.observe_pod",
+        cut='before is not None and before.uid not in (seen.uid, "")',
+        put="False",
+        tests=(f"{ATTEMPTS}test_pods_that_were_stopped_are_followed_by_others_of_the_same_names",),
+    ),
+    Guard(
+        law="6",
+        what="a task is given a checkpoint when its IPUJob starts again, and not at its first start",
+        file="app/kubernetes_checkpoints.py",
+        at="count_starts",
+        cut='(environment.get(RESTART, ""), attempt)',
+        put='(environment.get(RESTART, ""),)',
+        tests=(f"{BESIDE}test_a_start_is_counted_by_restarts_and_by_partitions_given_back",),
+    ),
+    Guard(
+        law="6",
+        what="a Pod in which a program cannot be started is not kept by what looks at its checkpoints",
+        file="app/kubernetes_checkpoints.py",
+        at="watch_until_ended",
+        cut="waited_s >= START_S_MAX",
+        put="waited_s >= 2 * START_S_MAX",
+        tests=(f"{BESIDE}test_the_looks_end_when_nothing_of_the_task_is_left",),
+    ),
+    Guard(
+        law="3",
+        what="an attempt that was lost in its scheduler is not submitted again under the same name",
+        file="workloads/runs.py",
+        at="apply_pause",
+        cut="run.state is not RunState.WAITING or run.claim is None",
+        put="run.state is not RunState.WAITING",
+        tests=(f"{RETRIES}test_one_that_is_lost_while_it_waits_in_its_scheduler_is_submitted_under_another_name",),
     ),
     Guard(
         law="1",

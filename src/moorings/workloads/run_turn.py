@@ -693,7 +693,8 @@ class RunTurn:
                 given["resume_from"] = point.path
             self._move(run, RunEvent.PARTITION_READY, "run.starting", given)
         elif run.state is RunState.RUNNING and seen.phase is RunPhase.STARTING:
-            self._move(run, RunEvent.REQUEUE, "run.requeued", {"why": seen.reason} if seen.reason else None)
+            data: dict[str, object] = {"why": seen.reason} if seen.reason else {}
+            self._move(run, RunEvent.REQUEUE, "run.requeued", data | _lost_in_scheduler(run, self.now))
         return self.changed[run.id][0] if run.id in self.changed else run
 
     def _end(self, run: Run, end: EndRecord) -> list[ClaimInput]:
@@ -753,6 +754,14 @@ def _lost_work(run: Run, seen: RunStatus) -> dict[str, object]:
         return {}
     since = max(seen.started_at, saved.written_at) if saved is not None else seen.started_at
     return {"lost_s": round(max(0.0, seconds_between(since, ended_at)), 1)}
+
+
+def _lost_in_scheduler(run: Run, now: Timestamp) -> dict[str, object]:
+    """The work since the newest whole checkpoint, in seconds, if the start that its scheduler has ended saved that."""
+    saved, given = newest_whole(run.checkpoints), run.resumed_from
+    if saved is None or (given is not None and saved.written_at <= given.written_at):
+        return {}  # nobody knows when that start began
+    return {"lost_s": round(max(0.0, seconds_between(saved.written_at, now)), 1)}
 
 
 def _goes_on(pause: RunPause, end: EndRecord) -> bool:

@@ -188,3 +188,17 @@ def test_what_was_said_of_a_run_is_forgotten_with_it():
     known.apply([a_run(state=RunState.CANCELLED, claim=None)])
     known.set_wait_reason(RUN, "too late")
     assert known.wait_reason(a_run(state=RunState.WAITING, claim=None)) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "lost_s"),
+    [(None, 0.5), (replace(SAVED, written_at=NOW), 0.5), (SAVED, None)],
+    ids=["first start", "it saved", "it saved nothing"],
+)
+def test_what_a_requeue_has_lost_is_the_work_since_the_newest_checkpoint_of_that_start(
+    given: RunCheckpoint | None, lost_s: float | None
+) -> None:
+    now = turn(replace(RUNS, checkpoints=(SAVED,), resumed_from=given))
+    now.handle_input(RunStatus(RUN, RunPhase.STARTING, reference="1234", reason="job 1234 is PENDING"))
+    (event,) = now.events
+    assert json.loads(event.data).get("lost_s") == lost_s
