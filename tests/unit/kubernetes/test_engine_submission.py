@@ -235,7 +235,8 @@ def test_a_job_with_retries_does_not_wait_for_its_node_for_ever() -> None:
 
 
 def test_its_checkpoints_are_looked_at_by_containers_of_ours() -> None:
-    spec = pod_spec(resumable(resume_args=("--from={}",), command=("python3", "$HOME")), SEEING)
+    seeing = replace(SEEING, volumes=(WORK, Volume("/data", claim="data")))
+    spec = pod_spec(resumable(resume_args=("--from={}",), command=("python3", "$HOME")), seeing)
     (init,), (task, beside) = spec["initContainers"], spec["containers"]
     for one, what in ((init, "begin"), (beside, "watch")):
         program, text = one["command"][:-1], one["command"][-1]
@@ -244,16 +245,11 @@ def test_its_checkpoints_are_looked_at_by_containers_of_ours() -> None:
         assert watched == WatchedJob("/work/c", ("python3", "$HOME"), ("--from={}",), resumable=True)
         assert one["image"] == "moorings/launcher:1"
         assert one["securityContext"]["allowPrivilegeEscalation"] is False
-        assert {mount["name"]: mount["readOnly"] for mount in one["volumeMounts"]} == {
-            "volume-0": True,
-            "moorings": False,
-        }
+        mounts = {mount["name"]: mount.get("readOnly", False) for mount in one["volumeMounts"]}
+        assert mounts == {"volume-0": True, "moorings": False}  # no other volume of the site
     assert task["command"][:2] == ["/bin/sh", "-c"]
     assert task["command"][3:] == ["python3", "python3", "$$HOME"]
-    assert {mount["name"]: mount.get("readOnly", False) for mount in task["volumeMounts"]} == {
-        "volume-0": False,
-        "moorings": False,
-    }
+    assert [mount["name"] for mount in task["volumeMounts"]] == ["volume-0", "volume-1", "moorings"]
     assert sorted((task["name"], beside["name"])) == [task["name"], beside["name"]]  # so does kubelet
 
 

@@ -9,6 +9,7 @@ started by the image's own shell, which reads what was written.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 from moorings.core.model.serialization import to_plain
 from moorings.engines.node_program import WatchedJob
@@ -37,10 +38,11 @@ def add_checkpoint_containers(spec: KubeObject, job: JobSpec, image: str) -> Non
         job: with a folder of checkpoints.
         image: of Moorings.
     """
-    assert job.checkpoint_directory is not None
-    watched = WatchedJob(job.checkpoint_directory, job.command, job.resume_args, job.checkpoint.resumable)
+    folder = job.checkpoint_directory
+    assert folder is not None
+    watched = WatchedJob(folder, job.command, job.resume_args, job.checkpoint.resumable)
     (task,) = spec["containers"]
-    mounts = [*task["volumeMounts"], {"name": _VOLUME, "mountPath": FOLDER}]
+    shared = {"name": _VOLUME, "mountPath": FOLDER}
     ours = {
         "image": image,
         "env": [{"name": RESTART, "valueFrom": {"fieldRef": {"fieldPath": f"metadata.labels['{names.RESTART}']"}}}],
@@ -50,7 +52,7 @@ def add_checkpoint_containers(spec: KubeObject, job: JobSpec, image: str) -> Non
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
         },
-        "volumeMounts": [{**each, "readOnly": each["name"] != _VOLUME} for each in mounts],
+        "volumeMounts": [{**_mount_of(folder, task["volumeMounts"]), "readOnly": True}, shared],
     }
     program, words = ["python3", "-m", "moorings.app.kubernetes_checkpoints"], unexpanded(json.dumps(to_plain(watched)))
     spec["initContainers"] = [{"name": BEFORE, "command": [*program, "begin", words], **ours}]
@@ -58,8 +60,14 @@ def add_checkpoint_containers(spec: KubeObject, job: JobSpec, image: str) -> Non
         task | {"command": ["/bin/sh", "-c", unexpanded(_START), *task["command"][:1], *task["command"]]},
         {"name": CHECKPOINTS, "command": [*program, "watch", words], **ours},
     ]
-    spec["containers"][0]["volumeMounts"] = mounts
+    spec["containers"][0]["volumeMounts"] = [*task["volumeMounts"], shared]
     spec["volumes"] = [*spec["volumes"], {"name": _VOLUME, "emptyDir": {"sizeLimit": "16Mi"}}]
+
+
+def _mount_of(folder: str, mounts: Sequence[KubeObject]) -> KubeObject:
+    """The mount with that folder."""
+    holding = [each for each in mounts if f"{folder}/".startswith(f"{each['mountPath']}/")]
+    return max(holding, key=lambda each: len(each["mountPath"]))
 
 
 def unexpanded(text: str) -> str:
