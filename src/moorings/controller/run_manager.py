@@ -175,6 +175,7 @@ class RunManager:
                 epoch=self._loop.epoch,
                 partition=on,
                 resume_step=given.step if given is not None else None,
+                resume_since=run.chosen_at,
             )
             await engine.submit(order)
         finally:

@@ -18,7 +18,7 @@ from moorings.core.model.serialization import OMIT_IF_DEFAULT
 from moorings.core.model.timestamps import Timestamp
 from moorings.engines.checkpoint_scan import NO_LOOK, CheckpointLook, look_at_folder
 from moorings.engines.processes import open_for_writing
-from moorings.workloads.checkpoints import CheckpointRule, RunCheckpoint
+from moorings.workloads.checkpoints import CheckpointRule, RunCheckpoint, newest_whole
 
 LOOK_S_MIN, LOOK_S_MAX = 1.0, 5.0  # between two looks: more often while the run is young
 YOUNG_SHARE = 20
@@ -32,6 +32,7 @@ SETTLED_S_UNCHANGED = 5.0
 BUSY_FACTOR = 3  # of that time, for a folder that is never quiet because its program saves all the time
 LAST_PAUSE_S = 0.2  # between the last two looks, of which an entry without a rule needs both
 LAST_S_MAX = 5.0  # how long the end of a run waits for the last look
+FIRST_S_MAX = 10.0  # how long the start of an attempt waits for the look before it
 SHOWN_MAX = 16  # checkpoints that are recorded
 WHOLE_KEPT = 4  # of these: the newest whole ones
 
@@ -83,6 +84,9 @@ class CheckpointWatch:
         attempt: its attempt.
         directory: the checkpoint folder.
         pids: returns the processes of the run.
+
+    Attributes:
+        resumed_from: what this attempt was given, if a look has chosen it.
     """
 
     def __init__(self, record: CheckpointStore, attempt: int, directory: str, pids: Callable[[], list[int]]) -> None:
@@ -90,6 +94,7 @@ class CheckpointWatch:
         self._attempt = attempt
         self._directory = directory
         self._pids = pids
+        self.resumed_from: RunCheckpoint | None = None
         self._look = NO_LOOK
         self._saved: CheckpointRecord | None = None
         self._last_open: frozenset[str] | None = frozenset()
@@ -115,6 +120,23 @@ class CheckpointWatch:
         self._doubt_earlier()
         self._look_last()
         return self._look.found
+
+    def choose_newest(self, since: Timestamp | None) -> RunCheckpoint | None:
+        """Look while no process of the run is there; returns the newest whole checkpoint, and records that it is given.
+
+        The last look of the attempt before may be seconds older than its end, if it was lost, and its program may have
+        removed since then what was found. None: there is none, or the look takes too long.
+
+        Args:
+            since: only checkpoints that were saved later count; None: all.
+        """
+        found: list[RunCheckpoint] = []
+        before = CheckpointWatch(self._store, self._attempt, self._directory, list)  # it may look for ever
+        thread = threading.Thread(target=lambda: found.extend(before.look_now()), name="checkpoints", daemon=True)
+        thread.start()
+        thread.join(FIRST_S_MAX)
+        self.resumed_from = newest_whole(found, since)
+        return self.resumed_from
 
     def record(self) -> CheckpointRecord:
         """What there is to record after the last look."""
@@ -248,7 +270,7 @@ class CheckpointWatch:
         sys.stderr.write("the checkpoints cannot be recorded, trying again\n")
 
     def _record_of(self, look: CheckpointLook) -> CheckpointRecord:
-        return CheckpointRecord(self._attempt, _newest(look.found), look.fault)
+        return CheckpointRecord(self._attempt, _newest(look.found), look.fault, self.resumed_from)
 
 
 def _newest(found: Sequence[RunCheckpoint]) -> tuple[RunCheckpoint, ...]:

@@ -573,7 +573,9 @@ def _with_checkpoints(seen: RunStatus, record: CheckpointRecord | None) -> RunSt
     """The status with what the supervisor has recorded of the checkpoint folder."""
     if record is None:
         return seen
-    return replace(seen, checkpoint_fault=record.fault, checkpoints=None if record.fault else record.found)
+    found = None if record.fault else record.found
+    given = record.resumed_from if record.attempt == seen.attempt else None
+    return replace(seen, checkpoint_fault=record.fault, checkpoints=found, resumed_from=given)
 
 
 def _save_yield(folder: LocalRunFolder, order: YieldRecord, memory: LastKnownRun) -> None:

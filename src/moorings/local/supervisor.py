@@ -134,8 +134,9 @@ class Supervisor:
         if self._asked is not None:
             self._ending, self._detail = EndReason.YIELDED, self._asked.reason
             return
+        checkpoints = self._new_watch()
         try:
-            self._start_tasks()
+            self._start_tasks(checkpoints)
         except TaskNotStartedError as error:
             self._failure = (error.code, error.detail)
             self._begin_stop(
@@ -143,11 +144,9 @@ class Supervisor:
             )
             return
         self._try_save_running()
-        if self._order.job.checkpoint_directory is not None:
-            self._checkpoints = CheckpointWatch(
-                self._folder, self._order.attempt, self._order.job.checkpoint_directory, self._pids_of_run
-            )
-            self._checkpoints.start()
+        if checkpoints is not None:
+            self._checkpoints = checkpoints
+            checkpoints.start()
 
     def wait_for_tasks(self) -> None:
         """Supervise the run; return when no process of it is left."""
@@ -202,7 +201,13 @@ class Supervisor:
 
     # -- starting
 
-    def _start_tasks(self) -> None:
+    def _new_watch(self) -> CheckpointWatch | None:
+        directory = self._order.job.checkpoint_directory
+        if directory is None:
+            return None
+        return CheckpointWatch(self._folder, self._order.attempt, directory, self._pids_of_run)
+
+    def _start_tasks(self, checkpoints: CheckpointWatch | None) -> None:
         job = self._order.job
         try:
             bindings = self._folder.write_bindings(self._order)
@@ -211,12 +216,22 @@ class Supervisor:
             meeting = choose_rendezvous()
         except (OSError, RecordUnreadableError) as error:
             raise TaskNotStartedError(NOT_EXECUTABLE, f"it could not be prepared: {error}") from error
+        self._choose_checkpoint(checkpoints)
         self._started_at, self._started_s = _now(), time.monotonic()
         command = job.resumed_command(self._order.resume_from)
         for rank in range(job.tasks):
             environment = task_environment_of(self._order, rank, meeting, bindings)
             log = self._folder.log_path(self._order.attempt, rank)
             self._tasks.append(SupervisedTask(rank, start_task(command, job.workdir, environment, log)))
+
+    def _choose_checkpoint(self, checkpoints: CheckpointWatch | None) -> None:
+        """Give a later attempt the newest whole one that is there now, or else what was ordered."""
+        order = self._order
+        if checkpoints is None or not order.attempt or not order.job.checkpoint.resumable:
+            return
+        chosen = checkpoints.choose_newest(order.resume_since)
+        if chosen is not None:
+            self._order = replace(order, resume_from=chosen.path, resume_step=chosen.step)
 
     def _try_save_running(self) -> None:
         """Record that the tasks run. A full disk must not end a job, so a failed write is retried later."""

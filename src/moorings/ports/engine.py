@@ -26,6 +26,7 @@ class RunSubmission:
         binding: from the driver of its partition; empty for an engine with its own scheduler, which gets one itself.
         resume_from: path of a checkpoint to resume from, or None.
         resume_step: the step of that checkpoint, as far as its name says it.
+        resume_since: only checkpoints that were saved later may take its place; None: all.
         epoch: of the submitting controller.
         partition: the id of its partition; None: it has none, or the engine's own scheduler arranges it.
     """
@@ -38,6 +39,7 @@ class RunSubmission:
     epoch: Epoch = Epoch(0)
     partition: PartitionId | None = None
     resume_step: int | None = field(default=None, metadata=OMIT_IF_DEFAULT)
+    resume_since: Timestamp | None = field(default=None, metadata=OMIT_IF_DEFAULT)
 
 
 class Engine(Protocol):

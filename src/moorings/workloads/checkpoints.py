@@ -251,9 +251,14 @@ def _may_be_saved(name: str) -> bool:
     return not name.endswith(_TEXT_SUFFIXES) or _SAVED.search(name) is not None
 
 
-def newest_whole(found: Iterable[RunCheckpoint]) -> RunCheckpoint | None:
-    """The checkpoint to resume from: the whole one that was saved last; of two at once, the one of the later step."""
-    whole = (each for each in found if each.is_whole)
+def newest_whole(found: Iterable[RunCheckpoint], since: Timestamp | None = None) -> RunCheckpoint | None:
+    """The checkpoint to resume from: the whole one that was saved last; of two at once, the one of the later step.
+
+    Args:
+        found: those that there are.
+        since: only later ones count; None: all.
+    """
+    whole = (each for each in found if each.is_whole and (since is None or each.written_at > since))
     return max(
         whole, key=lambda each: (each.written_at, -1 if each.step is None else each.step, each.path), default=None
     )

@@ -187,7 +187,7 @@ class RunStatus:
         attempt: the observed attempt; a report of an earlier one says nothing of the run.
         checkpoints: the newest in its folder, newest first; None: no look at it has ended.
         checkpoint_fault: why the folder cannot be looked at; else empty.
-        resumed_from: the checkpoint that its scheduler's present start was given, by whoever runs beside its tasks.
+        resumed_from: the checkpoint that this start was given, if whoever runs beside its tasks has chosen it.
     """
 
     run: RunId
@@ -437,9 +437,7 @@ def after_look(run: Run, seen: RunStatus) -> Run:
 
 def with_resume_point(run: Run) -> Run:
     """The run whose next attempt is given the newest whole checkpoint; of those since its user's choice, if any."""
-    since = run.chosen_at
-    found = (each for each in run.checkpoints if since is None or each.written_at > since)
-    return replace(run, resumed_from=newest_whole(found) or run.resumed_from)
+    return replace(run, resumed_from=newest_whole(run.checkpoints, run.chosen_at) or run.resumed_from)
 
 
 def with_labels(run: Run, labels: Mapping[str, str]) -> Run:

@@ -3,12 +3,14 @@
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from moorings.engines import checkpoint_watch
+from moorings.engines.checkpoint_scan import NO_LOOK
 from moorings.engines.checkpoint_watch import CheckpointRecord, CheckpointWatch
 from moorings.local.run_folder import LocalRunFolder
 from tests.waiting import until
@@ -89,6 +91,37 @@ def test_a_folder_that_cannot_be_looked_at_makes_nothing_unseen(record, saves, t
     looks.finish()
     assert "is a symbolic link" in seen(record).fault
     assert whys(record) == {"step-1.bin": ""}
+
+
+def test_an_attempt_is_given_what_is_there_when_it_begins(record, saves):
+    """The last look of the attempt before may be older than its end: what it found may have been removed since."""
+    (saves / "step-1.pt").write_bytes(ZIP)
+    watch(record, 0, saves)._look_once(frozenset())
+    (saves / "step-1.pt").unlink()
+    (saves / "step-2.pt").write_bytes(ZIP)
+    (saves / "step-3.pt").write_bytes(ZIP[:-1])
+    looks = watch(record, 1, saves)
+    chosen = looks.choose_newest(None)
+    assert chosen is not None
+    assert chosen.step == 2
+    looks.start()
+    looks.finish()
+    assert seen(record).resumed_from == chosen
+    assert watch(record, 2, saves).choose_newest(chosen.written_at) is None
+
+
+def test_a_start_does_not_wait_for_a_look_that_hangs(record, saves, monkeypatch):
+    monkeypatch.setattr(checkpoint_watch, "FIRST_S_MAX", 0.01)
+    goes_on = threading.Event()
+
+    def hangs(*_, **__):
+        goes_on.wait()
+        return NO_LOOK
+
+    monkeypatch.setattr(checkpoint_watch, "look_at_folder", hangs)
+    assert watch(record, 1, saves).choose_newest(None) is None
+    goes_on.set()
+    until(lambda: [each for each in threading.enumerate() if each.name == "checkpoints"] == [])
 
 
 def test_many_torn_ones_leave_room_for_the_whole_ones_before(record, saves):

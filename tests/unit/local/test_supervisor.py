@@ -86,6 +86,30 @@ async def test_a_task_gets_exactly_what_the_job_and_its_binding_say(rig, engine,
     assert (rig.work / "made/for/it").is_dir()
 
 
+GIVEN = "from $MOORINGS_RESUME_FROM step ${MOORINGS_RESUME_STEP:-none}"
+
+
+@pytest.mark.parametrize(
+    ("resumable", "since", "told"),
+    [
+        (True, None, "from {}/step-5.pt step 5"),
+        (True, 2**60, "from /gone/step-4.pt step 4"),  # a user's choice, and nothing has been saved since
+        (False, None, "from /gone/step-4.pt step 4"),
+    ],
+)
+async def test_a_later_attempt_is_given_the_newest_whole_checkpoint_that_is_there(rig, engine, resumable, since, told):
+    (rig.work / "step-5.pt").write_bytes(b"PK\x05\x06" + bytes(18))
+    order = make_order(("/bin/sh", "-c", f"echo {GIVEN}"), rig.workdir)
+    contract = replace(order.job.checkpoint, resumable=resumable)
+    order = replace(order, job=replace(order.job, checkpoint=contract, checkpoint_directory=rig.workdir))
+    order = replace(order, attempt=1, resume_from="/gone/step-4.pt", resume_step=4, resume_since=since)
+    await engine.submit(order)
+    assert (await wait_for_end(engine, order.run)).exit_code == 0
+    assert (await read_output(engine, order.run)).decode() == told.format(rig.workdir) + "\n"
+    given = (await observe_run(engine, order.run)).resumed_from
+    assert (given.path if given is not None else None) == (f"{rig.workdir}/step-5.pt" if "-5" in told else None)
+
+
 async def test_in_api_form_there_are_no_files(rig, engine):
     order = make_order(("/usr/bin/env",), rig.workdir)
     gcd = replace(order.binding.gcds[0], file_name="", file_text="")
