@@ -16,6 +16,7 @@ from pathlib import Path
 
 from moorings.core.model.timestamps import SECOND, Timestamp
 from moorings.workloads.checkpoints import (
+    ORBAX_METADATA,
     PART_BYTES_MAX,
     TRACKERS,
     TRAINER_STATE,
@@ -180,9 +181,10 @@ def _read_folder(base: int, name: str, found: os.stat_result) -> FolderEntry:
         names, _ = _names(folder, INNER_NAMES_MAX)
         size, modified_ns, _ = _sum_files(folder, names, INNER_NAMES_MAX, INNER_DEPTH_MAX)
         tail = b""
-        if TRAINER_STATE in names:
-            with contextlib.suppress(OSError), _opened(folder, TRAINER_STATE) as state:
+        for told in (each for each in (TRAINER_STATE, ORBAX_METADATA) if each in names):
+            with contextlib.suppress(OSError), _opened(folder, told) as state:
                 tail = _tail(state, os.fstat(state).st_size)
+                break
     modified_at = _time(found.st_mtime_ns if modified_ns is None else modified_ns)
     return FolderEntry(name, True, size, modified_at, tail=tail, names=frozenset(names))
 

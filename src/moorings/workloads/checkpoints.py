@@ -22,7 +22,10 @@ TRAINER_STATE = "trainer_state.json"
 _TRAINER_SENTINEL = "checkpoint-is-incomplete.txt"
 _DCP_METADATA = ".metadata"
 _ORBAX_TEMPORARY = ".orbax-checkpoint-tmp"
-_ORBAX_MARKS = frozenset({"_CHECKPOINT_METADATA", "_METADATA", "manifest.ocdbt", "commit_success.txt"})
+ORBAX_METADATA = "_CHECKPOINT_METADATA"
+_ORBAX_COMMITTED = "commit_success.txt"
+_ORBAX_MARKS = frozenset({ORBAX_METADATA, "_METADATA", "manifest.ocdbt", _ORBAX_COMMITTED})
+_ORBAX_COMMIT_TIME = re.compile(rb'"commit_timestamp_nsecs"\s*:\s*(\d|null)')
 _ZIP_SUFFIXES = (".pt", ".pth", ".ckpt", ".keras")
 _TEMPORARY_SUFFIXES = (".tmp", ".part", ".partial")
 _TEMPORARY_PREFIXES = ("tmp-", "tmp_", "tmp.")  # Hugging Face's tmp-checkpoint-5
@@ -49,7 +52,7 @@ class CheckpointRule(StrEnum):
     TRAINER = "trainer"  # Hugging Face: trainer_state.json, written last, is complete
     TRACKER = "tracker"  # DeepSpeed, Megatron: the tracker file names this step, or a later one
     METADATA = "metadata"  # PyTorch's distributed checkpoints: .metadata, written last, is there
-    ORBAX = "orbax"  # its final name
+    ORBAX = "orbax"  # it has its final name, and says when it was committed
     UNCHANGED = "unchanged"  # anything else
 
 
@@ -89,7 +92,7 @@ class FolderEntry:
         modified_at: when it, or a file in it, was last changed. A file's removal does not count: else an old checkpoint
             whose removal was broken off would be the newest.
         head: the first bytes of a file, at most ``PART_BYTES_MAX``.
-        tail: the last bytes of a file; of a folder: those of its ``trainer_state.json``.
+        tail: the last bytes of a file; of a folder: those of its ``trainer_state.json`` or ``_CHECKPOINT_METADATA``.
         header_tail: of a safetensors file: the last bytes of its header.
         names: of a folder: the names in it.
     """
@@ -138,7 +141,7 @@ def judge_entry(
 def _judge_file(entry: FolderEntry) -> CheckpointVerdict:
     if entry.name.endswith(".safetensors"):
         return _verdict(CheckpointRule.SAFETENSORS, _safetensors_fault(entry))
-    if entry.head.startswith(b"PK") or (entry.name.endswith(_ZIP_SUFFIXES) and not entry.head):
+    if entry.head.startswith(b"PK") or (entry.name.endswith(_ZIP_SUFFIXES) and entry.head in (b"", b"P")):
         return _verdict(CheckpointRule.ZIP, _zip_fault(entry))
     if entry.name.endswith(_TEMPORARY_SUFFIXES):
         return CheckpointVerdict(CheckpointRule.UNCHANGED, False, "its name is that of a file in progress")
@@ -154,6 +157,8 @@ def _judge_folder(entry: FolderEntry, tracker_step: int | None, tracked_at: Time
     if _DCP_METADATA in names or any(each.endswith(".distcp") for each in names):
         fault = "" if _DCP_METADATA in names else f"it has no {_DCP_METADATA}, which is written last"
         return _verdict(CheckpointRule.METADATA, fault)
+    if ORBAX_METADATA in names and TRAINER_STATE not in names:
+        return _judge_orbax(entry)
     if name.startswith("checkpoint-") and name[11:].isdigit():
         return _verdict(CheckpointRule.TRAINER, _trainer_fault(entry))
     step = step_of(name)
@@ -167,6 +172,16 @@ def _judge_folder(entry: FolderEntry, tracker_step: int | None, tracked_at: Time
     if name.startswith(("global_step", "iter_")):
         return CheckpointVerdict(CheckpointRule.TRACKER, False, f"no tracker file ({' or '.join(TRACKERS)}) names it")
     return CheckpointVerdict(CheckpointRule.UNCHANGED, None)
+
+
+def _judge_orbax(entry: FolderEntry) -> CheckpointVerdict:
+    """Without an atomic rename it has its final name from the beginning: then its time of commit is missing."""
+    found = _ORBAX_COMMIT_TIME.search(entry.tail)
+    if _ORBAX_COMMITTED in entry.names or (found is not None and found[1] != b"null"):
+        return CheckpointVerdict(CheckpointRule.ORBAX, True)
+    if found is None and len(entry.tail) >= PART_BYTES_MAX:
+        return CheckpointVerdict(CheckpointRule.UNCHANGED, None)  # a user's metadata came after it
+    return CheckpointVerdict(CheckpointRule.ORBAX, False, f"its {ORBAX_METADATA} has no time of commit")
 
 
 def _verdict(rule: CheckpointRule, fault: str) -> CheckpointVerdict:

@@ -27,6 +27,8 @@ from moorings.workloads.checkpoints import (
 from tests.cases import cases
 
 NOW = Timestamp(1_000_000)
+BEGUN = b'{"metrics": {}, "init_timestamp_nsecs": 1795712762778216009, "commit_timestamp_nsecs": null}'
+COMMITTED = BEGUN.replace(b"null", b"1795712762810162195")
 
 
 def file_entry(name: str, content: bytes) -> FolderEntry:
@@ -135,12 +137,19 @@ def test_a_trainer_s_folder_is_whole_once_its_state_is_complete(value, data):
         (folder_entry("iter_0000100", "mp_rank_00"), 200, CheckpointRule.TRACKER, True),
         (folder_entry("iter_0000100", "__0_0.distcp"), 200, CheckpointRule.METADATA, False),
         (folder_entry("step-9", "__0_0.distcp", ".metadata"), None, CheckpointRule.METADATA, True),
-        (folder_entry("7", "_CHECKPOINT_METADATA", "default"), None, CheckpointRule.ORBAX, True),
+        (folder_entry("7", "_CHECKPOINT_METADATA", "default", tail=COMMITTED), None, CheckpointRule.ORBAX, True),
+        (folder_entry("mine", "_CHECKPOINT_METADATA", "d", tail=COMMITTED), None, CheckpointRule.ORBAX, True),
+        (folder_entry("7", "_CHECKPOINT_METADATA", "default", tail=BEGUN), None, CheckpointRule.ORBAX, False),
+        (folder_entry("7", "_CHECKPOINT_METADATA", "default", tail=BEGUN[:60]), None, CheckpointRule.ORBAX, False),
+        (folder_entry("7", "_CHECKPOINT_METADATA", "commit_success.txt"), None, CheckpointRule.ORBAX, True),
+        (folder_entry("7", "_CHECKPOINT_METADATA", tail=b" " * PART_BYTES_MAX), None, CheckpointRule.UNCHANGED, None),
+        (folder_entry("7", "_METADATA", "manifest.ocdbt"), None, CheckpointRule.ORBAX, True),  # before Orbax 0.5
         (folder_entry("7.orbax-checkpoint-tmp-3", "default"), None, CheckpointRule.ORBAX, False),
         (folder_entry("mine", "weights"), None, CheckpointRule.UNCHANGED, None),
         (file_entry("mine.npz.tmp", b"abc"), None, CheckpointRule.UNCHANGED, False),
         (file_entry("mine.npz", b"abc"), None, CheckpointRule.UNCHANGED, None),
         (file_entry("empty.pt", b""), None, CheckpointRule.ZIP, False),
+        (file_entry("begun.pt", b"P"), None, CheckpointRule.ZIP, False),
         (file_entry("legacy.pt", b"\x80\x02\x8a\x0a"), None, CheckpointRule.UNCHANGED, None),
     ],
 )
