@@ -2,7 +2,8 @@
 
 The sample is drawn by the tree that is tested, ``HEAD^{tree}``: the same on every machine, and another one with each
 commit, so that in time everything runs. How large a share of a folder runs stands in ``tests/gates.toml``; tests marked
-``smoke`` always run. Without ``MOORINGS_TESTS=sample`` nothing is left out: a test that is named by hand runs.
+``smoke`` always run, those marked ``heavy`` never. Without ``MOORINGS_TESTS=sample`` nothing is left out: a test that
+is named by hand runs.
 """
 
 from __future__ import annotations
@@ -97,10 +98,15 @@ def divide(items: Iterable[pytest.Item], seed: str) -> tuple[list[pytest.Item], 
     run: list[pytest.Item] = []
     left: list[pytest.Item] = []
     for item in items:
-        share = share_of(str(item.path.relative_to(ROOT / "tests")), table())
+        share = 0.0 if is_heavy(item) else share_of(str(item.path.relative_to(ROOT / "tests")), table())
         kept = share >= 1 or item.get_closest_marker("smoke") is not None or rank(item.nodeid, seed) < share
         (run if kept else left).append(item)
     return run, left
+
+
+def is_heavy(item: pytest.Item) -> bool:
+    """Whether it is no part of any sample."""
+    return item.get_closest_marker("heavy") is not None
 
 
 class Sampling:
@@ -108,20 +114,25 @@ class Sampling:
 
     def __init__(self) -> None:
         self._counts: Counter[tuple[str, bool]] = Counter()
+        self._heavy = 0
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if hasattr(session.config, "workeroutput"):  # of xdist: the workers collect, another process reports
             session.config.workeroutput["sampled"] = [(*key, count) for key, count in self._counts.items()]
+            session.config.workeroutput["heavy"] = self._heavy
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: object) -> None:
-        told = getattr(node, "workeroutput", {}).get("sampled", ())  # each has collected the same; one may have died
+        output = getattr(node, "workeroutput", {})
+        told = output.get("sampled", ())  # each has collected the same; one may have died
+        self._heavy = self._heavy or output.get("heavy", 0)
         self._counts = self._counts or Counter({(folder, kept): count for folder, kept, count in told})
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         run, left = divide(items, tree())
+        self._heavy = sum(map(is_heavy, items))
         for some, kept in ((run, True), (left, False)):
             self._counts.update((item.nodeid.split("/")[1], kept) for item in some)
         items[:] = run
@@ -130,6 +141,8 @@ class Sampling:
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"sample of tree {tree()[:12]}; make test-all runs everything")
+        if self._heavy:
+            terminalreporter.write_line(f"{self._heavy} heavy tests were not run: make test-all, or pytest -m heavy")
         for folder in sorted({folder for folder, kept in self._counts if not kept}):
             run, left = self._counts[folder, True], self._counts[folder, False]
             terminalreporter.write_line(

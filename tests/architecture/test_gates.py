@@ -92,6 +92,15 @@ def test_a_lane_that_ends_well_has_to_prove_that_it_ran_its_tests(capsys, tmp_pa
     ]
 
 
+def test_a_sample_says_in_a_line_that_heavy_tests_are_left_to_the_other_gate(monkeypatch) -> None:
+    for extent, told in (("sample", True), ("whole", False)):
+        monkeypatch.setenv("MOORINGS_TESTS", extent)
+        command = (sys.executable, "-m", "pytest", "--collect-only", "-q", "tests/e2e/test_disturbed_training.py")
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=100)
+        assert ("heavy tests were not run: make test-all" in done.stdout) is told, done.stdout + done.stderr
+        assert ("[lightning]" in done.stdout) is not told
+
+
 def test_a_smoke_test_that_is_skipped_is_red(capsys, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(lanes, "FOLDER", tmp_path)
     (tmp_path / "rest.log").write_text("s\n1 skipped\n")

@@ -15,52 +15,33 @@ from typing import Any
 import pytest
 
 from moorings.client.jobs import job_shape
-from moorings.core.model.claims import CheckpointContract
 from moorings.local.records import SupervisorStatus
 from moorings.local.run_folder import LocalRunFolder
 from moorings.wire.codec import encode
 from moorings.workloads.jobs import JobSpec
-from tests import debian
 from tests.e2e.processes import ControllerProcess
-from tests.e2e.rig import job
-from tests.e2e.test_resume import digits
+from tests.e2e.trainings import hf_trainer, lightning, long_digits, orbax, torch
 from tests.sampling import whole
 from tests.waiting import until
 
-TORCH = ("python3-torch", "libtorch1.13", "ocl-icd-libopencl1", "python3-numpy", "python3-typing-extensions")
-BESIDE_TORCH = ("python3-astunparse", "python3-future", "python3-six")
 DISTURBANCES = 20 if whole() else 5
-LENGTH = 3 if whole() else 1  # of a training, so that it lasts for all of them, on a machine that is busy, too
 Body = dict[str, Any]
 
 
-def long_digits(folder: Path) -> JobSpec:
-    """The example."""
-    return digits(folder, epochs=200 * LENGTH)
-
-
-def torch(folder: Path) -> JobSpec:
-    """A plain PyTorch training."""
-    root = debian.folder_of(*TORCH, *BESIDE_TORCH)
-    wanted = job("/usr/bin/python3.11", str(Path(__file__).with_name("torch_train.py")), str(300 * LENGTH), size=2)
-    modules = {"PYTHONPATH": f"{root}/usr/lib/python3/dist-packages", "LD_LIBRARY_PATH": debian.libraries(root)}
-    return replace(
-        wanted,
-        workdir=str(folder),
-        project="guest",
-        preemptible=True,
-        environment={"PATH": os.environ["PATH"], **modules},
-        checkpoint=CheckpointContract(resumable=True, grace_s=4.0),
-        checkpoint_directory=str(folder / "checkpoints"),
-    )
-
-
 class Site:
-    """A controller on one machine, and a training that is disturbed on it."""
+    """A controller on one machine, and a training that is disturbed on it.
 
-    def __init__(self, controller: ControllerProcess, chance: random.Random) -> None:
+    Args:
+        controller: it.
+        chance: what it draws from.
+        steps: a file that the training makes at each step. A framework takes seconds to start: three of four
+            disturbances wait until it is made. None: the training starts at once.
+    """
+
+    def __init__(self, controller: ControllerProcess, chance: random.Random, steps: Path | None = None) -> None:
         self.controller = controller
         self._chance = chance
+        self._steps = steps
         self.run = ""
         self.done: list[str] = []
 
@@ -77,11 +58,13 @@ class Site:
         return dict(found)
 
     def wait(self, run: str, *states: str) -> Body:
-        return until(
-            lambda: found if (found := self.see(run))["state"] in states else None,
+        found = until(
+            lambda: found if (found := self.see(run))["state"] in (*states, "FAILED") else None,
             60,
             what=lambda: f"{self.done}: {self.see(run)}",
         )
+        assert found["state"] in states, (self.done, found, self.output(run)[-5:])
+        return found
 
     def output(self, run: str) -> list[str]:
         folder = self.controller.data / "runs" / run
@@ -92,6 +75,8 @@ class Site:
 
     def disturb(self) -> bool:
         """Do one of them; False: the training has ended."""
+        if self._steps is not None and self._chance.random() < 0.75:
+            self._await_step(self._steps)
         time.sleep(self._chance.uniform(0.1, 1.5))
         if self.wait(self.run, "RUNNING", "SUCCEEDED")["state"] != "RUNNING":
             return False
@@ -100,6 +85,10 @@ class Site:
         self.done.append(what.__name__)
         what()
         return True
+
+    def _await_step(self, steps: Path) -> None:
+        steps.unlink(missing_ok=True)
+        until(lambda: steps.exists() or self.see(self.run)["state"] in ("SUCCEEDED", "FAILED"), 60)
 
     def preempt(self) -> None:
         """The lab takes its guaranteed devices, and gives them back."""
@@ -167,9 +156,24 @@ def controller(tmp_path: Path) -> Iterator[ControllerProcess]:
 def test_a_training_that_is_disturbed_at_random_ends_with_the_same_weights(
     controller: ControllerProcess, tmp_path: Path, train: Callable[[Path], JobSpec]
 ) -> None:
+    ends_with_the_same_weights(controller, tmp_path, train)
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("train", [lightning, hf_trainer, orbax])
+def test_so_does_a_training_with_a_framework(
+    controller: ControllerProcess, tmp_path: Path, train: Callable[[Path], JobSpec]
+) -> None:
+    ends_with_the_same_weights(controller, tmp_path, train, steps=tmp_path / "disturbed" / "steps")
+
+
+def ends_with_the_same_weights(
+    controller: ControllerProcess, tmp_path: Path, train: Callable[[Path], JobSpec], steps: Path | None = None
+) -> None:
     seed = random.randrange(2**32)
     sys.stdout.write(f"seed {seed}\n")
-    site = Site(controller, random.Random(seed))
+    site = Site(controller, random.Random(seed), steps)
     undisturbed, disturbed = tmp_path / "undisturbed", tmp_path / "disturbed"
     for folder in (undisturbed, disturbed):
         folder.mkdir()
