@@ -27,7 +27,7 @@ from moorings.ports.clock import Clock, Ids
 from moorings.ports.engine import Engine, RunSubmission
 from moorings.workloads.checkpoints import newest_whole
 from moorings.workloads.run_turn import RunRejected, claim_owner
-from moorings.workloads.runs import Run, RunId, RunPhase, RunState, RunStatus, after_look
+from moorings.workloads.runs import Run, RunId, RunPhase, RunState, RunStatus, after_look, resume_since
 
 log = logging.getLogger("moorings.controller")
 
@@ -175,7 +175,7 @@ class RunManager:
                 epoch=self._loop.epoch,
                 partition=on,
                 resume_step=given.step if given is not None else None,
-                resume_since=run.chosen_at,
+                resume_since=resume_since(run),
             )
             await engine.submit(order)
         finally:

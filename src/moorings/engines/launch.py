@@ -9,6 +9,7 @@ from pathlib import Path
 
 from moorings.core.model.claims import AUTO_SIGNAL, AUTO_SIGNALS, CheckpointContract
 from moorings.core.model.errors import MooringsError
+from moorings.engines.node_program import WatchedJob
 from moorings.ports.engine import RunSubmission
 from moorings.workloads.runs import RunId
 
@@ -75,6 +76,12 @@ def checkpoint_environment(order: RunSubmission) -> dict[str, str]:
     if order.resume_step is not None:
         variables["MOORINGS_RESUME_STEP"] = str(order.resume_step)
     return variables
+
+
+def watched_job(order: RunSubmission, directory: str) -> WatchedJob:
+    """Return what whoever looks at the checkpoints beside the tasks has to know of a job."""
+    job, resumable = order.job, order.job.checkpoint.resumable
+    return WatchedJob(directory, job.command, job.resume_args if resumable else (), resumable, order.resume_since)
 
 
 def job_environment(order: RunSubmission) -> dict[str, str]:

@@ -25,12 +25,13 @@ import threading
 import time
 import zipfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
-from moorings.core.model.serialization import from_plain, to_plain
+from moorings.core.model.serialization import OMIT_IF_DEFAULT, from_plain, to_plain
+from moorings.core.model.timestamps import Timestamp
 from moorings.engines.checkpoint_watch import SHOWN_MAX, CheckpointRecord, CheckpointWatch
 from moorings.engines.processes import (
     ProcessTable,
@@ -86,12 +87,14 @@ class WatchedJob:
         command: program and arguments of its tasks, of a start that does not resume.
         resume_args: as in the job.
         resumable: whether a later start is given a checkpoint.
+        since: only checkpoints that were saved later are given; None: all.
     """
 
     directory: str
     command: tuple[str, ...]
     resume_args: tuple[str, ...]
     resumable: bool
+    since: Timestamp | None = field(default=None, metadata=OMIT_IF_DEFAULT)
 
 
 @cache
@@ -218,7 +221,7 @@ def _begin(folder: Path, start: int, job: WatchedJob, name: str) -> None:
     record = AttemptCheckpoints(folder)
     watch = CheckpointWatch(record, start, job.directory, list)
     found = watch.look_now()
-    chosen = newest_whole(found) if start and job.resumable else None
+    chosen = newest_whole(found, job.since) if start and job.resumable else None
     if chosen is not None:
         write_atomically(folder / name, resume_commands(job, chosen).encode("utf-8", "surrogateescape"))
         record.resumed_from = chosen

@@ -435,9 +435,14 @@ def after_look(run: Run, seen: RunStatus) -> Run:
     return replace(run, checkpoints=found, checkpoint_fault=seen.checkpoint_fault, resumed_from=given, version=version)
 
 
+def resume_since(run: Run) -> Timestamp:
+    """Only checkpoints that were saved later are of this run, or of it since its user chose another one."""
+    return run.created_at if run.chosen_at is None else run.chosen_at
+
+
 def with_resume_point(run: Run) -> Run:
-    """The run whose next attempt is given the newest whole checkpoint; of those since its user's choice, if any."""
-    return replace(run, resumed_from=newest_whole(run.checkpoints, run.chosen_at) or run.resumed_from)
+    """The run whose next attempt is given its newest whole checkpoint, or else what it was given before."""
+    return replace(run, resumed_from=newest_whole(run.checkpoints, resume_since(run)) or run.resumed_from)
 
 
 def with_labels(run: Run, labels: Mapping[str, str]) -> Run:

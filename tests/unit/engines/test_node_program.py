@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from moorings.core.model.serialization import to_plain
+from moorings.core.model.timestamps import SECOND, Timestamp
 from moorings.engines import node_program
 from moorings.engines.checkpoint_watch import CheckpointRecord
 from moorings.engines.node_program import AttemptCheckpoints, WatchedJob, build_archive, read_record
@@ -260,3 +261,12 @@ def test_the_archive_is_the_same_for_the_same_code() -> None:
     first = build_archive()
     build_archive.cache_clear()
     assert build_archive() == first
+
+
+def test_a_checkpoint_from_before_the_run_is_not_given(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.save(7)
+    for since_s, given in ((time.time(), False), (time.time() - 2000, True)):
+        since = Timestamp(round(since_s * SECOND))
+        node.write(WatchedJob(str(node.saves), ("train",), (), True, since))
+        assert (node.begin(1).resumed_from is not None) == given

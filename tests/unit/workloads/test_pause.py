@@ -260,11 +260,20 @@ def test_the_checkpoint_that_was_chosen_is_given_until_a_newer_one_is_saved():
 
 
 def test_without_a_choice_the_newest_whole_one_is_given():
-    torn, whole = a_checkpoint(30, LATER, whole=False), a_checkpoint(20, NOW)
+    torn, whole = a_checkpoint(30, LATER, whole=False), a_checkpoint(20, Timestamp(NOW + 1))
     now = turn(paused(checkpoints=(torn, whole)))
     now.handle_input(resume())
     now.apply_claim_changes([replace(HELD, id=NEXT_CLAIM)])
     assert the_run(now).resumed_from == whole
+
+
+def test_what_lay_in_the_folder_when_the_run_was_made_is_another_ones():
+    """A run that begins again in a used folder must not end at once as the one before it."""
+    left = a_checkpoint(900, NOW)
+    now = turn(paused(checkpoints=(left,), created_at=LATER))
+    now.handle_input(resume())
+    now.apply_claim_changes([replace(HELD, id=NEXT_CLAIM)])
+    assert the_run(now).resumed_from is None
 
 
 def test_a_choice_ends_with_the_next_resumption_without_one():

@@ -41,7 +41,7 @@ GONE = replace(HELD, state=ClaimState.LOST, reason=Reason("claim.lost", "its par
 LOST = RunStatus(RUN, RunPhase.ENDED, end=EndRecord(EndReason.LOST, 137, detail="the machine was restarted"))
 STOPPED = RunStatus(RUN, RunPhase.ENDED, end=EndRecord(EndReason.CANCELLED, 143, detail="stopped"))
 RELEASED = [ReleaseClaim(CLAIM, f"run {RUN} is retried")]
-SAVED = RunCheckpoint("/c/step-7.pt", 7, 1, NOW, True, CheckpointRule.ZIP)
+SAVED = RunCheckpoint("/c/step-7.pt", 7, 1, Timestamp(NOW + 1), True, CheckpointRule.ZIP)
 
 
 def run_of(state: RunState = RunState.RUNNING, **more: Any) -> Run:

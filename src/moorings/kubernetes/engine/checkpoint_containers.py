@@ -12,10 +12,10 @@ import json
 from collections.abc import Sequence
 
 from moorings.core.model.serialization import to_plain
-from moorings.engines.node_program import WatchedJob
+from moorings.engines.launch import watched_job
 from moorings.kubernetes.ipujob import names
 from moorings.kubernetes.kube.api import KubeObject
-from moorings.workloads.jobs import JobSpec
+from moorings.ports.engine import RunSubmission
 
 BEFORE = "checkpoints"  # the init container
 CHECKPOINTS = "task-checkpoints"  # after the task's in alphabetical order, as kubelet sorts their statuses
@@ -30,17 +30,17 @@ true > {FOLDER}/{BEGAN}
 exec "$@\""""
 
 
-def add_checkpoint_containers(spec: KubeObject, job: JobSpec, image: str) -> None:
+def add_checkpoint_containers(spec: KubeObject, order: RunSubmission, image: str) -> None:
     """Add them to the Pod of a task.
 
     Args:
         spec: of the Pod; its only container is the task's.
-        job: with a folder of checkpoints.
+        order: of a job with a folder of checkpoints.
         image: of Moorings.
     """
-    folder = job.checkpoint_directory
+    folder = order.job.checkpoint_directory
     assert folder is not None
-    watched = WatchedJob(folder, job.command, job.resume_args, job.checkpoint.resumable)
+    watched = watched_job(order, folder)
     (task,) = spec["containers"]
     shared = {"name": _VOLUME, "mountPath": FOLDER}
     ours = {

@@ -209,7 +209,7 @@ def _pod_spec(order: RunSubmission, asked: SubmittedIPUJob, settings: Kubernetes
         ],
     }
     if settings.sees_checkpoints_of(job):
-        add_checkpoint_containers(found, job, settings.checkpoint_image)
+        add_checkpoint_containers(found, order, settings.checkpoint_image)
     who = {"runAsUser": settings.user, "runAsGroup": settings.group}
     if any(number is not None for number in who.values()):
         found["securityContext"] = {key: number for key, number in who.items() if number is not None}

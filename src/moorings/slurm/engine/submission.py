@@ -14,8 +14,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from moorings.core.model.errors import MooringsError
-from moorings.engines.launch import fixed_warn_signal, job_environment, parse_signal, rejected_error, warn_signals
-from moorings.engines.node_program import WatchedJob
+from moorings.engines.launch import (
+    fixed_warn_signal,
+    job_environment,
+    parse_signal,
+    rejected_error,
+    warn_signals,
+    watched_job,
+)
 from moorings.engines.run_folder import to_json
 from moorings.ports.engine import RunSubmission
 from moorings.slurm.engine.settings import SubmitTarget
@@ -206,8 +212,7 @@ def build_files(order: RunSubmission, attempt: Path, python: str, program: Path)
     }
     watched = {}
     if job.checkpoint_directory is not None:
-        resumable = contract.resumable
-        seen = WatchedJob(job.checkpoint_directory, job.command, job.resume_args if resumable else (), resumable)
+        seen = watched_job(order, job.checkpoint_directory)
         watched = {"watched.json": to_json(seen)}
     return {
         **watched,
