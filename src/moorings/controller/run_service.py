@@ -35,7 +35,7 @@ from moorings.workloads.appliance import (
 from moorings.workloads.checkpoints import RunCheckpoint, newest_whole
 from moorings.workloads.jobs import JobSpec, check_job, claim_spec_for, job_size_bytes
 from moorings.workloads.run_turn import CancelRun, CreateRun, LabelRun, PauseRun, ResumeRun
-from moorings.workloads.runs import ENDED, Run, RunId, RunPause, RunState, retry_delay_s
+from moorings.workloads.runs import ENDED, Run, RunId, RunPause, RunState, resume_since, retry_delay_s
 
 log = logging.getLogger("moorings.controller")
 
@@ -146,7 +146,7 @@ class RunService:
             raise MooringsError("checkpoint.invalid", detail, hint="name the same project")
         if path is not None:
             return _named_checkpoint(run, path)
-        found = newest_whole(run.checkpoints)
+        found = newest_whole(run.checkpoints, resume_since(run)) or run.resumed_from
         if found is None:
             hint = f"moor get checkpoints {run.id}"
             raise MooringsError("checkpoint.invalid", f"run {run.id} has no whole checkpoint", hint=hint)

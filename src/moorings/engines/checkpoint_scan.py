@@ -59,7 +59,11 @@ NO_LOOK = CheckpointLook()
 
 
 def look_at_folder(
-    folder: str, now: Timestamp, before: CheckpointLook = NO_LOOK, *, is_open: Callable[[str], bool] = lambda _: False
+    folder: str,
+    now: Timestamp,
+    before: CheckpointLook = NO_LOOK,
+    *,
+    is_open: Callable[[str, Timestamp], bool] = lambda *_: False,
 ) -> CheckpointLook:
     """Look at a checkpoint folder; a folder that cannot be read is a fault in the result.
 
@@ -67,7 +71,8 @@ def look_at_folder(
         folder: absolute path.
         now: the time of the look.
         before: the look before.
-        is_open: whether a process of the job has that path, or a file below it, open for writing.
+        is_open: whether a process of the job has that path, which was last written then, or a file below it, open for
+            writing.
     """
     try:
         base = os.open(folder, _FLAGS | os.O_DIRECTORY)
@@ -88,7 +93,7 @@ def _fault(folder: str, error: OSError) -> str:
 
 
 def _look(
-    folder: str, base: int, now: Timestamp, before: CheckpointLook, is_open: Callable[[str], bool]
+    folder: str, base: int, now: Timestamp, before: CheckpointLook, is_open: Callable[[str, Timestamp], bool]
 ) -> CheckpointLook:
     names, left_out = _names(base, NAMES_MAX)
     dated: list[tuple[int, str, os.stat_result]] = []
@@ -114,7 +119,7 @@ def _look(
         verdict = judge_entry(entry, tracker, tracked_at)
         whole, why = verdict.is_whole, verdict.why
         if whole is None:
-            whole, why = unchanged_since(entry, before.entries, is_open=is_open(path))
+            whole, why = unchanged_since(entry, before.entries, is_open=is_open(path, entry.modified_at))
         earlier = known.get(name)
         write_s = earlier.write_s if earlier is not None and earlier.is_whole else None
         if not whole:

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from moorings.core.model.serialization import OMIT_IF_DEFAULT
-from moorings.core.model.timestamps import Timestamp
+from moorings.core.model.timestamps import Timestamp, seconds_between
 from moorings.engines.checkpoint_scan import NO_LOOK, CheckpointLook, look_at_folder
-from moorings.engines.processes import open_for_writing
+from moorings.engines.processes import hides_files, open_for_writing
 from moorings.workloads.checkpoints import CheckpointRule, RunCheckpoint, newest_whole
 
 LOOK_S_MIN, LOOK_S_MAX = 1.0, 5.0  # between two looks: more often while the run is young
@@ -33,6 +33,8 @@ BUSY_FACTOR = 3  # of that time, for a folder that is never quiet because its pr
 LAST_PAUSE_S = 0.2  # between the last two looks, of which an entry without a rule needs both
 LAST_S_MAX = 5.0  # how long the end of a run waits for the last look
 FIRST_S_MAX = 10.0  # how long the start of an attempt waits for the look before it
+DOUBTED_S = 60.0  # without a record of what was whole: so long before the newest one a killed process may have written
+HIDDEN_QUIET_S = 60.0  # a file without a rule has to be quiet so long if we may not see what a process has open
 SHOWN_MAX = 16  # checkpoints that are recorded
 WHOLE_KEPT = 4  # of these: the newest whole ones
 
@@ -84,14 +86,24 @@ class CheckpointWatch:
         attempt: its attempt.
         directory: the checkpoint folder.
         pids: returns the processes of the run.
+        is_later: whether a process of the run may have been killed before; None: if ``attempt`` is not 0.
 
     Attributes:
         resumed_from: what this attempt was given, if a look has chosen it.
     """
 
-    def __init__(self, record: CheckpointStore, attempt: int, directory: str, pids: Callable[[], list[int]]) -> None:
+    def __init__(
+        self,
+        record: CheckpointStore,
+        attempt: int,
+        directory: str,
+        pids: Callable[[], list[int]],
+        *,
+        is_later: bool | None = None,
+    ) -> None:
         self._store = record
         self._attempt = attempt
+        self._is_later = attempt > 0 if is_later is None else is_later
         self._directory = directory
         self._pids = pids
         self.resumed_from: RunCheckpoint | None = None
@@ -107,7 +119,7 @@ class CheckpointWatch:
         self._looked_at_s = self._quiet_since_s = 0.0
         self._needs_quiet_s = SETTLED_S
         self._doubted_until: Timestamp | None = None
-        self._trusted: frozenset[RunCheckpoint] = frozenset()
+        self._trusted: frozenset[RunCheckpoint] | None = None  # None: nobody knows what was whole by then
         self._thread = threading.Thread(target=self._serve, name="checkpoints", daemon=True)
 
     def start(self) -> None:
@@ -143,11 +155,11 @@ class CheckpointWatch:
         return self._record_of(self._look)
 
     def _doubt_earlier(self) -> None:
-        if self._attempt:
+        if self._is_later:
             saved: CheckpointRecord | None = None
             with contextlib.suppress(ValueError):
                 saved = self._store.last_checkpoints()
-            self._doubt(saved.found if saved is not None else ())
+            self._doubt(saved.found if saved is not None else None)
 
     def writer_was_killed(self) -> None:
         """A process of the run may have been killed while it wrote."""
@@ -157,8 +169,8 @@ class CheckpointWatch:
             rules = [each for each in self._look.found if each.rule is not CheckpointRule.UNCHANGED]
             self._doubt([*rules, *self._baseline])
 
-    def _doubt(self, known: Iterable[RunCheckpoint]) -> None:
-        self._trusted = frozenset(_identity(each) for each in known if each.is_whole)
+    def _doubt(self, known: Iterable[RunCheckpoint] | None) -> None:
+        self._trusted = None if known is None else frozenset(_identity(each) for each in known if each.is_whole)
         self._doubted_until = _now()
 
     def expect_save(self) -> None:
@@ -219,10 +231,15 @@ class CheckpointWatch:
         """Look once; ``open_paths`` None: those that processes of the run have open, if an entry needs to know."""
         known = open_paths
 
-        def is_open(path: str) -> bool:
-            nonlocal known
+        hidden = False
+
+        def is_open(path: str, modified_at: Timestamp) -> bool:
+            nonlocal known, hidden
             if known is None:
-                known = open_for_writing(self._pids(), real)
+                pids = self._pids()
+                known, hidden = open_for_writing(pids, real), hides_files(pids)
+            if hidden and seconds_between(modified_at, _now()) < HIDDEN_QUIET_S:
+                return True
             path = f"{real.rstrip('/')}/{path.rpartition('/')[2]}"
             return path in known or any(each.startswith(f"{path}/") for each in known)
 
@@ -231,7 +248,8 @@ class CheckpointWatch:
         if look.fault:
             self._save(replace(self._look, fault=look.fault))  # the next look may be compared with this one
             return
-        found = tuple(self._without_doubt(each) for each in look.found)
+        newest = max((each.written_at for each in look.found if self._is_doubted(each)), default=None)
+        found = tuple(self._without_doubt(each, newest) for each in look.found)
         self._look = replace(look, found=found)
         self._save(self._look)
 
@@ -250,12 +268,18 @@ class CheckpointWatch:
         has_unchanged = any(each.rule is CheckpointRule.UNCHANGED for each in new)
         self._needs_quiet_s = SETTLED_S_UNCHANGED if has_unchanged else SETTLED_S
 
-    def _without_doubt(self, found: RunCheckpoint) -> RunCheckpoint:
-        """The checkpoint; not whole, if its writer may have been killed."""
+    def _is_doubted(self, found: RunCheckpoint) -> bool:
+        """Whether its writer may have been killed."""
         until = self._doubted_until
-        if not found.is_whole or found.rule is not CheckpointRule.UNCHANGED or until is None:
+        return until is not None and found.rule is CheckpointRule.UNCHANGED and found.written_at <= until
+
+    def _without_doubt(self, found: RunCheckpoint, newest: Timestamp | None) -> RunCheckpoint:
+        """The checkpoint; not whole, if it was the ``newest`` when its writer may have been killed, or nearly so."""
+        if not found.is_whole or newest is None or not self._is_doubted(found):
             return found
-        if found.written_at > until or _identity(found) in self._trusted:
+        if self._trusted is not None and _identity(found) in self._trusted:
+            return found
+        if self._trusted is None and seconds_between(found.written_at, newest) > DOUBTED_S:
             return found
         return replace(found, is_whole=False, why="its writer may have been killed")
 

@@ -81,7 +81,8 @@ def checkpoint_environment(order: RunSubmission) -> dict[str, str]:
 def watched_job(order: RunSubmission, directory: str) -> WatchedJob:
     """Return what whoever looks at the checkpoints beside the tasks has to know of a job."""
     job, resumable = order.job, order.job.checkpoint.resumable
-    return WatchedJob(directory, job.command, job.resume_args if resumable else (), resumable, order.resume_since)
+    given = job.resume_args if resumable else ()
+    return WatchedJob(directory, job.command, given, resumable, order.resume_since, order.attempt)
 
 
 def job_environment(order: RunSubmission) -> dict[str, str]:

@@ -32,7 +32,7 @@ from pathlib import Path
 
 from moorings.core.model.serialization import OMIT_IF_DEFAULT, from_plain, to_plain
 from moorings.core.model.timestamps import Timestamp
-from moorings.engines.checkpoint_watch import SHOWN_MAX, CheckpointRecord, CheckpointWatch
+from moorings.engines.checkpoint_watch import SHOWN_MAX, CheckpointRecord, CheckpointStore, CheckpointWatch
 from moorings.engines.processes import (
     ProcessTable,
     descendants,
@@ -87,7 +87,8 @@ class WatchedJob:
         command: program and arguments of its tasks, of a start that does not resume.
         resume_args: as in the job.
         resumable: whether a later start is given a checkpoint.
-        since: only checkpoints that were saved later are given; None: all.
+        since: only checkpoints that were saved later are given; None: those of its first start are not known.
+        attempt: its attempt; the starts of each are counted from 0.
     """
 
     directory: str
@@ -95,6 +96,11 @@ class WatchedJob:
     resume_args: tuple[str, ...]
     resumable: bool
     since: Timestamp | None = field(default=None, metadata=OMIT_IF_DEFAULT)
+    attempt: int = field(default=0, metadata=OMIT_IF_DEFAULT)
+
+    def watch(self, record: CheckpointStore, start: int, pids: Callable[[], list[int]]) -> CheckpointWatch:
+        """The looks of one start."""
+        return CheckpointWatch(record, start, self.directory, pids, is_later=start + self.attempt > 0)
 
 
 @cache
@@ -219,9 +225,11 @@ def _record_timeout(folder: Path, start: int, job: WatchedJob) -> None:
 
 def _begin(folder: Path, start: int, job: WatchedJob, name: str) -> None:
     record = AttemptCheckpoints(folder)
-    watch = CheckpointWatch(record, start, job.directory, list)
+    watch = job.watch(record, start, list)
     found = watch.look_now()
-    chosen = newest_whole(found, job.since) if start and job.resumable else None
+    # Not each start is known for a later one: a Pod that was drained is made again as it was.
+    may_resume = job.resumable and (start > 0 or job.since is not None)
+    chosen = newest_whole(found, job.since) if may_resume else None
     if chosen is not None:
         write_atomically(folder / name, resume_commands(job, chosen).encode("utf-8", "surrogateescape"))
         record.resumed_from = chosen
@@ -239,7 +247,7 @@ def _watch(folder: Path, start: int, job: WatchedJob) -> None:
     parent = os.getppid()
     # Slurm sends TERM to all of a batch step while the tasks may still save.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGWINCH, *STOP_SIGNALS})
-    watch = CheckpointWatch(record_of_start(AttemptCheckpoints(folder), start), start, job.directory, _pids_of_job)
+    watch = job.watch(record_of_start(AttemptCheckpoints(folder), start), start, _pids_of_job)
     watch.start()
     while os.getppid() == parent:
         if signal.sigtimedwait({signal.SIGWINCH}, _PARENT_S) is not None:

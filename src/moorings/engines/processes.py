@@ -181,6 +181,18 @@ def open_for_writing(pids: Iterable[int], folder: str) -> frozenset[str]:
     return frozenset(found)
 
 
+def hides_files(pids: Iterable[int]) -> bool:
+    """Return whether one of the processes does not let us see what it has open: it is another user's, or has rights."""
+    for pid in pids:
+        try:
+            os.listdir(f"/proc/{pid}/fd")  # noqa: PTH208 - a folder of the kernel's
+        except PermissionError:
+            return True
+        except OSError:  # it has ended
+            continue
+    return False
+
+
 def _is_writable(pid: int, fd: str) -> bool:
     for line in _read_proc_file(pid, f"fdinfo/{fd}").splitlines():
         name, _, value = line.partition(b":")

@@ -17,7 +17,7 @@ def now() -> Timestamp:
 
 
 def look(folder: Path, before: CheckpointLook = NO_LOOK, *open_files: str) -> CheckpointLook:
-    return look_at_folder(str(folder), now(), before, is_open=lambda path: Path(path).name in open_files)
+    return look_at_folder(str(folder), now(), before, is_open=lambda path, _: Path(path).name in open_files)
 
 
 def wholes(found: CheckpointLook) -> dict[str, bool]:

@@ -147,3 +147,37 @@ def test_what_is_open_below_a_link_is_open(record, saves, tmp_path):
             looks._look_once(None)
         assert whys(record) == {"step-1.bin": "a process has it open for writing"}
         writer.kill()
+
+
+def test_without_a_record_only_the_newest_may_have_been_torn(record, saves):
+    """As in a Pod, which knows nothing of the one before it."""
+    for step, age_s in ((1, 300), (2, 95), (3, 30)):
+        path = saves / f"step-{step}.bin"
+        path.write_text("saved")
+        os.utime(path, (time.time() - age_s, time.time() - age_s))
+    looks = watch(record, 1, saves)
+    looks.start()
+    looks.finish()
+    assert whys(record) == {"step-1.bin": "", "step-2.bin": "", "step-3.bin": DIED}
+
+
+def test_the_first_start_of_a_later_attempt_doubts_too(record, saves):
+    (saves / "step-1.bin").write_text("torn by the attempt before")
+    found = CheckpointWatch(record, 0, str(saves), list, is_later=True).look_now()
+    assert [each.why for each in found] == [DIED]
+
+
+def test_a_file_has_to_be_quiet_for_long_if_nobody_may_see_who_writes_it(record, saves, monkeypatch):
+    monkeypatch.setattr(checkpoint_watch, "hides_files", lambda _pids: True)
+    monkeypatch.setattr(checkpoint_watch, "LOOK_S_MIN", 0.01)
+    monkeypatch.setattr(checkpoint_watch, "LOOK_S_MAX", 0.01)
+    for step, age_s in ((1, 120), (2, 1)):
+        path = saves / f"step-{step}.bin"
+        path.write_text("saved")
+        os.utime(path, (time.time() - age_s, time.time() - age_s))
+    looks = watch(record, 0, saves)
+    looks.start()
+    until(lambda: record.last_checkpoints() is not None and whys(record).get("step-1.bin") == "")
+    assert whys(record)["step-2.bin"] != ""
+    looks.finish()  # then no process is left that could write
+    assert whys(record) == {"step-1.bin": "", "step-2.bin": ""}

@@ -270,3 +270,11 @@ def test_a_checkpoint_from_before_the_run_is_not_given(tmp_path: Path) -> None:
         since = Timestamp(round(since_s * SECOND))
         node.write(WatchedJob(str(node.saves), ("train",), (), True, since))
         assert (node.begin(1).resumed_from is not None) == given
+
+
+def test_a_pod_that_is_made_again_as_it_was_is_given_what_its_run_has_saved(tmp_path: Path) -> None:
+    """Drained, say: then its start is counted as the first."""
+    node = Node(tmp_path)
+    node.write(WatchedJob(str(node.saves), ("train",), (), True, Timestamp(round((time.time() - 2000) * SECOND))))
+    node.save(7)
+    assert node.begin(0).resumed_from is not None
