@@ -5,6 +5,7 @@ from __future__ import annotations
 import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,11 @@ def site() -> Iterator[Site]:
             shares = [{"pool": "pool1", "blocks": {"16": 1}}]
             assert made.pod.ask("PUT", "/v1/projects/lab", {"shares": shares})[0] in (200, 201)
             yield made
+
+
+def resumed_at(step: int, found: Body) -> bool:
+    """Whether a run was given a checkpoint of that step or a later one."""
+    return "resumedFrom" in found and found["resumedFrom"]["step"] >= step
 
 
 class Training:
@@ -134,6 +140,14 @@ class Training:
         self.wait("PAUSED")
         assert self.site.pod.ask("POST", f"/v1/runs/{self.id}/resume", {})[0] == 200  # its retry is not waited for
 
+    def drain(self) -> None:
+        """Its Pod is deleted, and made again as it was."""
+        _, _, job = self.see()["reference"].partition("/")
+        name = f"{job}-worker-0"
+        uid = self.site.job_pods(NAMESPACE, job)[name]["metadata"]["uid"]
+        self.site.cluster.kubectl("delete", "pod", name, "-n", NAMESPACE)
+        self.site.await_another(NAMESPACE, job, name, uid)
+
     def lose_controller(self) -> None:
         self.site.pod.kill()
         self.site.pod.start()
@@ -146,12 +160,10 @@ def test_a_training_that_is_disturbed_ends_with_the_same_weights(site: Site) -> 
     training = Training(site, "disturbed", retries=10)
     step = 0
     for _ in range(EACH):
-        for disturb in (training.preempt, training.lose_node, training.lose_controller):
+        for disturb in (training.preempt, training.lose_node, training.drain, training.lose_controller):
             step = training.saves(step)
             disturb()
-            given = training.wait("RUNNING")
-            if disturb != training.lose_controller:
-                assert int(given["resumedFrom"]["step"]) >= step, given
+            training.wait("RUNNING", partial(resumed_at, step if disturb != training.lose_controller else 0))
     (training.folder / "hurry").touch()
     end = training.wait("SUCCEEDED")
     assert end["exitCode"] == 0
@@ -172,4 +184,12 @@ def test_one_that_waits_after_it_made_room_is_cancelled(site: Site) -> None:
     assert found["checkpoints"][0]["whole"]
     assert end["exitCode"] == 143
     ask("DELETE", f"/v1/claims/{claim['id']}")
+    site.await_empty()
+
+
+def test_one_that_is_stopped_at_its_time_limit_does_not_seem_to_start_again(site: Site) -> None:
+    training = Training(site, "limited", time_limit_s=8.0)
+    end = training.wait("TIMED_OUT")
+    assert end["checkpoints"][0]["whole"]
+    assert training.events("run.requeued") == []
     site.await_empty()

@@ -26,7 +26,7 @@ from moorings.kubernetes.engine.checkpoint_containers import BEGAN, FOLDER, REST
 MESSAGE = Path("/dev/termination-log")
 MESSAGE_CHARS_MAX = 4096
 LOOK_S = 0.5  # between two looks whether the task has ended
-START_S_MAX = 60.0  # without any process of a task: its image cannot be pulled, or its program cannot be started
+START_S_MAX = 300.0  # without any process of a task: its image cannot be pulled, or has no shell
 _PAUSE_PID = 1  # what holds the namespaces of a Pod
 
 
@@ -42,22 +42,28 @@ class PrintedCheckpoints(AttemptCheckpoints):
 
 
 def main(words: list[str] | None = None, environment: Mapping[str, str] = os.environ) -> None:
-    """Do one of these, and end whatever thread still waits for a disk."""
-    what, text = sys.argv[1:] if words is None else words
-    job = from_plain(WatchedJob, json.loads(text))
-    start, folder = count_starts(environment), Path(FOLDER)
-    if what == "begin":
-        try:
+    """Do one of these, and end well in any case: a job runs also where nobody can look."""
+    try:
+        what, text = sys.argv[1:] if words is None else words
+        job, start, folder = from_plain(WatchedJob, json.loads(text)), count_starts(environment), Path(FOLDER)
+        if what == "begin":
             begin(folder, start, job, RESUME)
             report_choice(folder, start)
-        except Exception:  # a job starts also where nobody can look
-            traceback.print_exc()
-    elif environment.get("RANK", "0") == "0":
-        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # the task has its grace period to save
-        record = record_of_start(PrintedCheckpoints(folder), start)
-        watch_until_ended(CheckpointWatch(record, start, job.directory, pids_of_task), folder / BEGAN, time.sleep)
+        elif environment.get("RANK", "0") == "0":
+            signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # the task has its grace period to save
+            watch_task(folder, start, job)
+    except Exception:
+        traceback.print_exc()
     sys.stdout.flush()
-    os._exit(0)
+    os._exit(0)  # whatever thread still waits for a disk
+
+
+def watch_task(folder: Path, start: int, job: WatchedJob) -> None:
+    """Look until the task has ended, and print what is seen."""
+    record = record_of_start(PrintedCheckpoints(folder), start)
+    if not watch_until_ended(job.watch(record, start, pids_of_task), folder / BEGAN, time.sleep):
+        fault = f"nobody looks: the task had not begun within {START_S_MAX:g} s after the program that would"
+        record.save(CheckpointRecord(start, (), fault), durable=False)
 
 
 def report_choice(folder: Path, start: int) -> None:
@@ -83,8 +89,8 @@ def pids_of_task() -> list[int]:
     return [pid for pid in list_processes() if pid not in (_PAUSE_PID, os.getpid())]
 
 
-def watch_until_ended(watch: CheckpointWatch, began: Path, pause: Callable[[float], None]) -> None:
-    """Look until the task has ended, or was not even started."""
+def watch_until_ended(watch: CheckpointWatch, began: Path, pause: Callable[[float], None]) -> bool:
+    """Look until the task has ended; returns whether it was seen to begin."""
     watch.start()
     waited_s, seen = 0.0, False
     while (alive := bool(pids_of_task())) or not (seen or began.exists() or waited_s >= START_S_MAX):
@@ -92,6 +98,7 @@ def watch_until_ended(watch: CheckpointWatch, began: Path, pause: Callable[[floa
         pause(LOOK_S)
         waited_s += LOOK_S
     watch.finish()
+    return seen or began.exists()
 
 
 if __name__ == "__main__":

@@ -109,7 +109,7 @@ class Watch:
     [
         ([[], [7], [7, 8], []], False, 3),  # it was started, ran, and is gone
         ([[]], True, 0),  # it had ended before we began
-        ([[]], False, 120),  # it cannot be started: the Pod must not stay for that
+        ([[]], False, 600),  # it cannot be started: the Pod must not stay for that
     ],
     ids=["runs", "short", "unstarted"],
 )
@@ -122,6 +122,27 @@ def test_the_looks_end_when_nothing_of_the_task_is_left(
         (tmp_path / "began").touch()
     watch = Watch()
     waited: list[float] = []
-    program.watch_until_ended(cast(CheckpointWatch, watch), tmp_path / "began", waited.append)
+    begun = program.watch_until_ended(cast(CheckpointWatch, watch), tmp_path / "began", waited.append)
+    assert begun == (pauses != 600)
     assert watch.done == ["start", "finish"]
     assert len(waited) == pauses
+
+
+def test_whatever_goes_wrong_beside_a_task_says_nothing_of_the_task(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words in (["watch", "{}"], ["watch"], ["begin", "not JSON"]):
+        with pytest.raises(ExitedError):  # with 0
+            program.main(words, {})
+        assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_task_that_is_not_seen_to_begin_is_told_of(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(program, "pids_of_task", list)
+    monkeypatch.setattr(program, "START_S_MAX", 0)
+    run(folder, "watch", {})
+    record = parse_record(capsys.readouterr().out.splitlines()[-1].encode())
+    assert record is not None
+    assert "the task had not begun" in record.fault

@@ -127,3 +127,18 @@ async def test_what_is_no_record_changes_nothing(site: Site) -> None:
     site.show(pod(RUNNING, looks=True))
     await until_async(lambda: site.attempt.last_checkpoints() == CheckpointRecord(0, (SAVED,)))
     await site.tracker.close()
+
+
+async def test_a_pod_that_is_gone_runs_no_more_though_nobody_saw_its_end(site: Site) -> None:
+    site.show(*(pod(RUNNING, rank=rank) for rank in (0, 1)))
+    for rank in (0, 1):
+        site.tracker.observe_gone("runs", f"run-1-worker-{rank}")
+    assert were_all_stopped(ASKED, site.tasks)
+
+
+async def test_the_end_of_a_pod_that_was_seen_stays_when_it_is_gone(site: Site) -> None:
+    site.show(pod(ended(3)), pod(RUNNING, rank=1))
+    site.tracker.observe_gone("runs", "run-1-worker-0")
+    assert (site.tasks[0].code, site.tasks[0].stopped) == (3, False)
+    site.tracker.observe_gone("runs", "run-1-worker-7")
+    assert not site.tasks[1].over

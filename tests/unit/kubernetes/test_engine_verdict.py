@@ -15,7 +15,7 @@ from moorings.kubernetes.engine.run_status import (
     merge_task,
     parse_task,
 )
-from moorings.kubernetes.ipujob.types import IPUJobStatus
+from moorings.kubernetes.ipujob.types import InstanceOutcome, InstanceStatus, IPUJobStatus
 from moorings.kubernetes.kube.api import KubeObject
 from moorings.wire.codec import format_time
 from moorings.workloads.runs import EndReason, EndRecord
@@ -175,3 +175,18 @@ def test_it_runs_when_all_have_begun_and_is_over_when_all_have_ended() -> None:
     assert not have_all_ended(TWO, {0: running, 1: FINE})
     assert not have_all_ended(TWO, {0: FINE})
     assert have_all_ended(TWO, {0: FINE, 1: FINE})
+
+
+def test_a_program_that_fails_since_another_node_was_lost_is_lost_with_it() -> None:
+    away = task_of(a_pod(ended(137, reason="ContainerStatusUnknown"), phase="Failed", rank=1))
+    end = verdict(task_of(a_pod(ended(1))), away, status=IPUJobStatus(state="Failed"))
+    assert end.ending is EndReason.LOST
+    assert "its node was down" in end.detail
+    assert "task 0 then ended with exit code 1" in end.detail
+
+
+def test_the_deadline_of_the_ipujob_is_a_time_limit() -> None:
+    failed = InstanceStatus(outcome=InstanceOutcome.FAILED, reason="DeadlineExceeded")
+    stopped = task_of(a_pod(ended(143), asked_s=1))
+    end = verdict(stopped, stopped, status=IPUJobStatus(state="Failed", message="too long", instances={0: failed}))
+    assert (end.ending, end.detail) == (EndReason.TIMED_OUT, "too long")

@@ -159,3 +159,11 @@ def test_the_first_container_of_a_pod_decides_however_kubelet_sorts_them() -> No
     sidecar = {**ended(0), "name": "a-sidecar"}
     assert pod({"phase": "Failed", "containerStatuses": [sidecar, ended(7)]}, "main", "a-sidecar").exit_code == 7
     assert pod({"phase": "Succeeded", "containerStatuses": [sidecar, ended(0)]}, "main", "a-sidecar").exit_code == 0
+
+
+def test_what_looks_at_checkpoints_decides_nothing() -> None:
+    beside = {**ended(137, reason="OOMKilled"), "name": "task-checkpoints"}
+    found = pod({"phase": "Failed", "containerStatuses": [{**ended(0), "name": "task"}, beside]}, "task")
+    assert (found.phase, found.exit_code) == (SUCCEEDED, 0)
+    found = pod({"phase": "Failed", "containerStatuses": [{**ended(3), "name": "task"}, beside]}, "task")
+    assert (found.phase, found.exit_code) == (FAILED, 3)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -95,6 +95,7 @@ class AttemptTracker:
         self._news = news
         self._lives: dict[AttemptKey, LiveAttempt] = {}
         self._loaded: set[AttemptKey] = set()
+        self._pods: dict[tuple[str, str], tuple[AttemptKey, int, str]] = {}  # by namespace and name
         self._done: set[AttemptKey] = set()
         # By Pod's uid; of what looks at checkpoints, with the name of that container.
         self._copies: dict[str, tuple[AttemptKey, asyncio.Task[None]]] = {}
@@ -169,15 +170,25 @@ class AttemptTracker:
             before = None
         if seen.rank == 0:
             life.resumed_from = seen.resumed_from
+        namespace = pod["metadata"]["namespace"]
+        self._pods[namespace, seen.name] = which, seen.rank, seen.uid
         now = life.tasks[seen.rank] = merge_task(before, seen.task)
         if now.over and now != before:
             self._writing.put_nowait((which, seen.rank, now))
-        namespace = pod["metadata"]["namespace"]
         if now.began_at is not None and seen.uid not in self._copies:
             self._follow(which, seen.uid, self._copy(which, namespace, seen))
         if seen.sees_checkpoints and seen.rank == 0 and f"{seen.uid}/{CHECKPOINTS}" not in self._copies:
             self._follow(which, f"{seen.uid}/{CHECKPOINTS}", self._record_checkpoints(which, namespace, seen))
         self._news()
+
+    def observe_gone(self, namespace: str, name: str) -> None:
+        """A Pod is gone: nothing of its task runs, though nobody may have seen how it ended."""
+        which, rank, uid = self._pods.pop((namespace, name), (None, 0, ""))
+        life = self._lives.get(which) if which is not None else None
+        task = life.tasks.get(rank) if life is not None else None
+        if life is not None and which is not None and task is not None and task.uid == uid and not task.over:
+            life.tasks[rank] = gone = replace(task, over=True, stopped=True)
+            self._writing.put_nowait((which, rank, gone))
 
     def _follow(self, which: AttemptKey, output: str, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work, name=f"output-{output}")

@@ -18,7 +18,7 @@ from moorings.kubernetes.kube.api import KubeObject
 from moorings.ports.engine import RunSubmission
 
 BEFORE = "checkpoints"  # the init container
-CHECKPOINTS = "task-checkpoints"  # after the task's in alphabetical order, as kubelet sorts their statuses
+CHECKPOINTS = names.CHECKPOINTS  # after the task's in alphabetical order, as kubelet sorts their statuses
 FOLDER = "/run/moorings"  # shared by the containers of a Pod
 BEGAN = "began"  # a file there, once the task has been started
 RESUME = "resume"  # a file there: shell commands for the task

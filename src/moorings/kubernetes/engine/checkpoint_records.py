@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 
@@ -38,10 +39,11 @@ async def read_records(
             async for chunk in open_output():
                 *lines, rest = (rest + chunk).split(b"\n")
                 rest = rest[: RECORD_BYTES_MAX + 1]  # a longer line is none of ours
-                records = [record for line in lines if (record := parse_record(line)) is not None]
-                if records:
+                last = next((line for line in reversed(lines) if line.startswith(b"{")), b"")
+                if last and (record := await asyncio.to_thread(parse_record, last)) is not None:
                     pause_s = AGAIN_S
-                    await save(records[-1])
+                    await save(record)
+                    await pause(AGAIN_S)  # the job could print as fast as it likes
         except KubeError as error:
             if error.status == 404 or (final and error.status == 400):
                 return  # the Pod, or the container, is gone

@@ -103,7 +103,12 @@ class KubernetesEngine(ScheduledEngine):
         self._submitter = IPUJobSubmitter(kube, self._fence, installation)
         self._tracker = AttemptTracker(folder, calls, clock, self._changed.set)
         self._informers = RunInformers(
-            kube, settings.namespaces, installation, self._tracker.observe_pod, self._changed.set
+            kube,
+            settings.namespaces,
+            installation,
+            self._tracker.observe_pod,
+            self._tracker.observe_gone,
+            self._changed.set,
         )
         self._control = AttemptControl(kube, calls, self._informers, installation)
         self._maintenance = RunMaintenance(
@@ -243,7 +248,8 @@ class KubernetesEngine(ScheduledEngine):
             if ended is not None:
                 return ended
         reference = asked.reference
-        if have_all_started(asked, life.tasks) and not were_all_stopped(asked, life.tasks):
+        starts_again = were_all_stopped(asked, life.tasks) and not (status.state in ENDED or deleting or facts.stop)
+        if have_all_started(asked, life.tasks) and not starts_again:
             return RunStatus(run, RunPhase.RUNNING, began_at(life.tasks), reference=reference)
         reason = f"IPUJob {reference}: {status.message or 'it was not looked at yet'}"
         return RunStatus(run, RunPhase.STARTING, reference=reference, reason=reason)

@@ -23,6 +23,7 @@ class RunInformers:
         namespaces: of the IPUJobs.
         installation: id of the installation.
         on_pod: called with each Pod that is new or has changed.
+        on_gone: called with the namespace and the name of each Pod that is gone.
         on_change: called after each change.
     """
 
@@ -32,9 +33,11 @@ class RunInformers:
         namespaces: Iterable[str],
         installation: str,
         on_pod: Callable[[KubeObject], None],
+        on_gone: Callable[[str, str], None],
         on_change: Callable[[], None],
     ) -> None:
         self._on_pod = on_pod
+        self._on_gone = on_gone
         self._on_change = on_change
         labels = f"{INSTALLATION}={installation}"
         self._jobs: dict[str, Informer] = {}
@@ -95,6 +98,8 @@ class RunInformers:
         pod = self._pods[key.namespace].get(key.namespace, key.name)
         if pod is not None:
             self._on_pod(pod)
+        else:
+            self._on_gone(key.namespace, key.name)
         self._on_change()
 
 

@@ -194,7 +194,7 @@ def build_end_record(
     failed.sort(key=lambda one: (one[1].stopped, one[1].ended_at or now, one[0]))
     first = failed[0] if failed else None
     caused = next((task for _, task in sorted(tasks.items()) if task.cause), None)
-    ending, detail = _ending(asked, first, caused, stop, status, gone=gone, began=began is not None, codes=codes)
+    ending, detail = _ending(asked, tasks, first, caused, stop, status, gone=gone, began=began is not None, codes=codes)
     ends = [task.ended_at for task in tasks.values() if task.ended_at is not None]
     ended = max(ends) if len(ends) == asked.tasks else _completed(status) or max(ends, default=now)
     return EndRecord(
@@ -211,6 +211,7 @@ def build_end_record(
 
 def _ending(
     asked: SubmittedIPUJob,
+    tasks: Mapping[int, TaskStatus],
     first: tuple[int, TaskStatus] | None,
     caused: TaskStatus | None,
     stop: StopRecord | None,
@@ -229,6 +230,9 @@ def _ending(
         rank, task = first
         if task.unstarted:
             return EndReason.NOT_STARTED, task.why
+        away = next((one for one in tasks.values() if one.cause in UNSEEN), None)
+        if away is not None and task.code is not None:  # that made it fail
+            return EndReason.LOST, f"{away.why}; task {rank} then ended with exit code {task.code}"
         if not task.cause:
             return EndReason.EXITED, f"task {rank} ended with exit code {task.code}" + (
                 f" ({task.why})" if task.why else ""

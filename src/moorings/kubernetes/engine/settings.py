@@ -105,7 +105,8 @@ class KubernetesEngineSettings:
     def sees_checkpoints_of(self, job: JobSpec) -> bool:
         """Whether a job's checkpoints are looked at."""
         folder = job.checkpoint_directory
-        return bool(self.checkpoint_image) and folder is not None and self.volume_of(folder) is not None
+        seen = bool(self.checkpoint_image) and job.checkpoint.resumable  # others gain nothing, and may have no shell
+        return seen and folder is not None and self.volume_of(folder) is not None
 
     def volume_of(self, folder: str) -> Volume | None:
         """The volume with this folder of a task; None: the folder is in its container, and is lost with it."""

@@ -18,6 +18,7 @@ PROXY_CA = f"{GROUP}/proxy-ca"  # annotation of a launcher: the proxy's authorit
 PROXY = f"{GROUP}/proxy"  # annotation of a launcher: a hash of how it reaches the proxy
 PREEMPTIBLE = f"{GROUP}/preemptible"  # annotation of a job: it may be preempted, and resumes later
 RESUMABLE = f"{GROUP}/resumable"  # annotation of a job: it resumes from a checkpoint, so it may also be moved
+CHECKPOINTS = "task-checkpoints"  # a container beside a run's task, whose end says nothing of the task's
 LAUNCHER_ROLE, WORKER_ROLE = "launcher", "worker"
 
 OWNER_KIND = "kubernetes"

@@ -95,6 +95,10 @@ def parse_pod(found: KubeObject, proxy: str = "") -> Pod | None:
         phase = RUNNING
     if phase in ENDED:
         reason, (code, why, ended_at) = "", _ending(status, _first_container(found.get("spec") or {}))
+        if code == 0 and {name for name, ended in containers_in(status, "terminated") if ended.get("exitCode")} == {
+            names.CHECKPOINTS
+        }:
+            phase = SUCCEEDED  # kubelet says Failed if any container has
     else:
         reason, why = _waiting(status)
         code = ended_at = None
