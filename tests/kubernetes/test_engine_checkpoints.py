@@ -148,6 +148,13 @@ class Training:
         self.site.cluster.kubectl("delete", "pod", name, "-n", NAMESPACE)
         self.site.await_another(NAMESPACE, job, name, uid)
 
+    def pause(self) -> None:
+        """It saves, stops, and gives its IPUs back until it is resumed."""
+        assert self.site.pod.ask("POST", f"/v1/runs/{self.id}/pause", {})[0] in (200, 202)
+        self.wait("PAUSED")
+        self.site.await_empty()
+        assert self.site.pod.ask("POST", f"/v1/runs/{self.id}/resume", {})[0] == 200
+
     def lose_controller(self) -> None:
         self.site.pod.kill()
         self.site.pod.start()
@@ -160,7 +167,7 @@ def test_a_training_that_is_disturbed_ends_with_the_same_weights(site: Site) -> 
     training = Training(site, "disturbed", retries=10)
     step = 0
     for _ in range(EACH):
-        for disturb in (training.preempt, training.lose_node, training.drain, training.lose_controller):
+        for disturb in (training.preempt, training.pause, training.lose_node, training.drain, training.lose_controller):
             step = training.saves(step)
             disturb()
             training.wait("RUNNING", partial(resumed_at, step if disturb != training.lose_controller else 0))
@@ -168,7 +175,7 @@ def test_a_training_that_is_disturbed_ends_with_the_same_weights(site: Site) -> 
     end = training.wait("SUCCEEDED")
     assert end["exitCode"] == 0
     assert training.output().splitlines()[-1] == undisturbed.output().splitlines()[-1]
-    assert len(training.events("run.retrying")) == EACH
+    assert len(training.events("run.retrying")) == len(training.events("run.paused")) == EACH
     site.await_empty()
 
 
@@ -192,4 +199,20 @@ def test_one_that_is_stopped_at_its_time_limit_does_not_seem_to_start_again(site
     end = training.wait("TIMED_OUT")
     assert end["checkpoints"][0]["whole"]
     assert training.events("run.requeued") == []
+    site.await_empty()
+
+
+def test_one_that_waits_for_ipus_is_paused_and_resumed(site: Site) -> None:
+    ask = site.pod.ask
+    status, claim = ask("POST", "/v1/claims", {"size": 16, "accelerator": "ipu", "project": "lab"})
+    assert status == 201, claim
+    training = Training(site, "queued")
+    training.wait("WAITING", lambda found: "reference" in found)
+    assert ask("POST", f"/v1/runs/{training.id}/pause", {})[0] in (200, 202)
+    training.wait("PAUSED")
+    ask("DELETE", f"/v1/claims/{claim['id']}")
+    assert ask("POST", f"/v1/runs/{training.id}/resume", {})[0] == 200
+    training.wait("RUNNING")
+    assert ask("POST", f"/v1/runs/{training.id}/cancel", {})[0] in (200, 202)
+    training.wait("CANCELLED")
     site.await_empty()

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from moorings.core.model.claims import CheckpointContract
+from moorings.core.model.timestamps import add_seconds
 from moorings.ports.engine import RunSubmission
 from moorings.slurm.commands import SlurmCommands
 from moorings.slurm.engine.engine import SlurmEngine
@@ -32,6 +33,7 @@ from moorings.testing.engine_suite import (
     wait_for_output,
     wait_for_phase,
 )
+from moorings.workloads.checkpoints import newest_whole
 from moorings.workloads.jobs import Accelerators
 from moorings.workloads.runs import EndReason, RunId, RunPhase
 from tests.e2e.test_resume import digits
@@ -225,9 +227,26 @@ async def saved(rig: SlurmRig, run: RunId, after: int) -> int:
             await asyncio.sleep(0.1)
 
 
+async def paused(rig: SlurmRig, order: RunSubmission) -> RunSubmission:
+    """Pause a run, each request by a new controller; returns what resumes it."""
+    async with asyncio.timeout(patient(60)):
+        while True:
+            async with open_engine(rig) as engine:
+                deadline = add_seconds(WallClock().now(), 60)
+                await engine.ask_to_yield(order.run, order.attempt, "paused by ann", deadline, until_saved=True)
+                (seen,) = await engine.observe([order.run])
+            if seen.end is not None:
+                assert (seen.end.ending, seen.attempt) == (EndReason.YIELDED, order.attempt), seen
+                newest = newest_whole(seen.checkpoints or ())
+                assert newest is not None
+                again = order.attempt + 1
+                return replace(order, attempt=again, resume_from=newest.path, resume_step=newest.step)
+            await asyncio.sleep(0.2)
+
+
 @pytest.mark.usefixtures("nodes_have_python")
 async def test_a_training_that_slurm_stops_again_and_again_ends_with_the_same_weights(rig: SlurmRig) -> None:
-    """Three times an admin requeues it, three times its node loses power; its controller is another at each look."""
+    """Thrice it is paused, requeued by an admin, and its node loses power; its controller is another at each look."""
     cluster = rig.site.cluster
 
     def prepared(name: str) -> RunSubmission:
@@ -248,8 +267,12 @@ async def test_a_training_that_slurm_stops_again_and_again_ends_with_the_same_we
 
     disturbed, undisturbed = prepared("disturbed"), prepared("undisturbed")
     job, step = await submitted(disturbed), 0
-    for stop in ("requeue", "power cut") * 3:
+    for stop in ("pause", "requeue", "power cut") * 3:
         step = await saved(rig, disturbed.run, step)
+        if stop == "pause":
+            disturbed = await paused(rig, disturbed)
+            job = await submitted(disturbed)
+            continue
         if stop == "requeue":
             cluster.check("scontrol", "requeue", job)
         else:
@@ -261,7 +284,7 @@ async def test_a_training_that_slurm_stops_again_and_again_ends_with_the_same_we
     step = await saved(rig, disturbed.run, step)
     (rig.work / "disturbed" / "hurry").touch()
     last = await last_line(disturbed)
-    assert cluster.job(job)["Restarts"] == "6"
+    assert cluster.job(job)["Restarts"] == "2"
     (rig.work / "undisturbed" / "hurry").touch()
     await submitted(undisturbed)
     assert last == await last_line(undisturbed)

@@ -336,12 +336,20 @@ class RunService:
         check_owner_access(caller, f"local/{run.id}", run.subject, "pause a run")
         if run.is_ended:
             raise MooringsError("run.ended", f"run {run.id} is {run.state}; there is nothing to pause")
-        claim = self._loop.fleet.claims.get(run.claim) if run.claim is not None else None
-        contract = claim.spec.checkpoint if claim is not None else CheckpointContract()
+        contract = await self._checkpoint_contract(run)
         save_s = contract.warn_s if save_timeout_s is None else save_timeout_s
-        changed = await self._loop.submit(PauseRun(run.id, caller.subject, save_s + contract.grace_s))
+        resumable = contract.resumable or run.claim is not None
+        given = PauseRun(run.id, caller.subject, save_s + contract.grace_s, resumable=resumable)
+        changed = await self._loop.submit(given)
         assert isinstance(changed, Run)
         return await self._run_view(await self._follower.wait_for(changed, _PAUSED, wait_s))
+
+    async def _checkpoint_contract(self, run: Run) -> CheckpointContract:
+        if run.claim is None:
+            job = (await asyncio.to_thread(self._store.get_jobs, [run.id])).get(run.id)
+            return job.checkpoint if job is not None else CheckpointContract()
+        claim = self._loop.fleet.claims.get(run.claim)
+        return claim.spec.checkpoint if claim is not None else CheckpointContract()
 
     async def resume_run(self, caller: Caller, ident: str, *, resume_from: str | None = None) -> RunView:
         """Let a PAUSED run wait in the queue again.

@@ -4,6 +4,7 @@
 
     <run id>/<attempt>/
         order.json        the submission; an attempt without it was not submitted
+        yield.json        the request to save and stop, of a run that is being paused
         logs/<rank>.log   output
         end.json          how the attempt ended; final
 
@@ -22,10 +23,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Generic, Protocol, Self, TypeVar
 
-from moorings.core.model.serialization import to_plain
+from moorings.core.model.serialization import from_plain, to_plain
 from moorings.core.model.timestamps import SECOND, Timestamp
 from moorings.files import write_atomically
 from moorings.workloads.runs import EndRecord, RunId
+
+
+@dataclass(frozen=True, slots=True)
+class YieldRequest:
+    """A request to save a checkpoint and stop.
+
+    Attributes:
+        reason: why, as a sentence.
+        deadline: when no process may be left, however little was saved.
+        known: path of the newest whole checkpoint at the request; None: there was none.
+        known_at: when that was written.
+    """
+
+    reason: str
+    deadline: Timestamp
+    known: str | None
+    known_at: Timestamp | None
 
 
 class AttemptState(Protocol):
@@ -69,6 +87,25 @@ class AttemptFolder(ABC):
         """
         with contextlib.suppress(FileExistsError):
             write_atomically(self.path / name, content, replace=False)
+
+    def yield_request(self) -> YieldRequest | None:
+        """Return the request to save and stop, if there is one.
+
+        Raises:
+            OSError, ValueError: it cannot be read.
+        """
+        try:
+            return from_plain(YieldRequest, json.loads((self.path / "yield.json").read_bytes()))
+        except FileNotFoundError:
+            return None
+
+    def save_yield_request(self, request: YieldRequest) -> None:
+        """Record it; the first one stays.
+
+        Raises:
+            OSError: that failed.
+        """
+        self.write_once("yield.json", to_json(request))
 
     def save_end(self, end: EndRecord) -> None:
         """Record how the attempt ended; the first record stays."""

@@ -19,21 +19,30 @@ from moorings.engines.checkpoint_watch import CheckpointRecord
 from moorings.engines.launch import as_unavailable, log_files_of_tasks, not_startable_error, rejected_error
 from moorings.engines.logs import TaskLog, read_logs
 from moorings.engines.polling import MissedListings, rate_limited, wait_for_change
-from moorings.engines.run_folder import AttemptFolder
+from moorings.engines.run_folder import AttemptFolder, YieldRequest
 from moorings.ports.clock import Clock
 from moorings.ports.engine import RunSubmission
-from moorings.workloads.runs import EndRecord, RunId, RunPhase, RunStatus
+from moorings.workloads.checkpoints import newest_whole
+from moorings.workloads.runs import EndReason, EndRecord, RunId, RunPhase, RunStatus
 
 CHANGED_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class NewestAttempt:
-    """The newest attempt of a run, for readers of its output; ``ended``: its folder says so."""
+    """The newest attempt of a run.
+
+    Attributes:
+        folder: its folder.
+        tasks: how many it has.
+        ended: its folder says so.
+        grace_s: between TERM and KILL.
+    """
 
     folder: AttemptFolder
     tasks: int
     ended: bool
+    grace_s: float
 
 
 class ScheduledEngine(ABC):
@@ -63,7 +72,28 @@ class ScheduledEngine(ABC):
     async def ask_to_yield(
         self, run: RunId, attempt: int, reason: str, deadline: Timestamp, *, until_saved: bool = False
     ) -> None:
-        raise rejected_error(f"run {run} yields when {self.scheduler} says so")
+        if not until_saved:
+            raise rejected_error(f"run {run} yields when {self.scheduler} says so")
+        with self._as_unavailable(f"run {run} could not be paused"):
+            newest = await self._newest_attempt(run)
+            if newest is None or newest.ended or newest.folder.number != attempt:
+                return
+            (seen,) = await self.observe([run])
+            if seen.phase is RunPhase.UNKNOWN:
+                return
+            saved = newest_whole(seen.checkpoints or ())
+            request = await asyncio.to_thread(newest.folder.yield_request)
+            if request is None:
+                known = (saved.path, saved.written_at) if saved is not None else (None, None)
+                request = YieldRequest(reason, deadline, *known)
+                await asyncio.to_thread(newest.folder.save_yield_request, request)
+                if seen.phase is RunPhase.RUNNING:
+                    with contextlib.suppress(MooringsError):  # it has none of the processes, or takes no signals
+                        await self._warn_of_pause(newest.folder, seen)
+        has_saved = saved is not None and (saved.path, saved.written_at) != (request.known, request.known_at)
+        left_s = seconds_between(self._clock.now(), request.deadline)
+        if seen.phase is not RunPhase.RUNNING or has_saved or left_s <= newest.grace_s:
+            await self.cancel(run, request.reason)
 
     async def wait_for_change(self) -> None:
         await wait_for_change(self._changed, self._clock, CHANGED_S)
@@ -92,6 +122,17 @@ class ScheduledEngine(ABC):
             logs = [TaskLog(*file) for file in files]
             async for chunk in read_logs(logs, ended=ended if follow else None, pause=self._clock.sleep):
                 yield chunk
+
+    @abstractmethod
+    async def cancel(self, run: RunId, reason: str) -> None: ...
+
+    @abstractmethod
+    async def _warn_of_pause(self, attempt: AttemptFolder, seen: RunStatus) -> None:
+        """Warn the programs of a run that runs, so that they save.
+
+        Raises:
+            MooringsError: that failed.
+        """
 
     @abstractmethod
     async def observe(self, runs: Sequence[RunId]) -> Sequence[RunStatus]: ...
@@ -131,8 +172,15 @@ class ScheduledEngine(ABC):
         now = self._clock.now()
         return seconds_between(self._ended_since.setdefault(run, now), now) >= self.settle_s
 
-    def _with_checkpoints(self, seen: RunStatus, record: CheckpointRecord | None) -> RunStatus:
-        """Return the status with what whoever runs beside the tasks has seen of their checkpoints."""
+    async def _of_attempt(self, seen: RunStatus, attempt: AttemptFolder, record: CheckpointRecord | None) -> RunStatus:
+        """Return the status of an attempt, with what whoever runs beside its tasks has seen of their checkpoints."""
+        seen = replace(seen, attempt=attempt.number)
+        if seen.end is not None and (seen.end.ending is EndReason.CANCELLED or _has_failed(seen.end)):
+            asked = False
+            with contextlib.suppress(OSError, ValueError):
+                asked = await asyncio.to_thread(attempt.yield_request) is not None
+            if asked:  # also if it saved, and ended itself with a code that says so
+                seen = replace(seen, end=replace(seen.end, ending=EndReason.YIELDED))
         if record is None or seen.phase in (RunPhase.ABSENT, RunPhase.UNKNOWN):
             return seen
         found = record.found if not record.fault else None
@@ -144,3 +192,7 @@ class ScheduledEngine(ABC):
         self._ended_since.pop(run, None)
         self._missing.clear(run)
         return RunStatus(run, RunPhase.ENDED, end.started_at, end, reference=reference)
+
+
+def _has_failed(end: EndRecord) -> bool:
+    return end.ending is EndReason.EXITED and end.exit_code != 0

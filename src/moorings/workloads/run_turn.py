@@ -85,12 +85,14 @@ class PauseRun:
         by: who asks.
         timeout_s: from when its engine knows it, how long until none of its processes may be left.
         holds_retry: only if it waits for its retry, which then does not come.
+        resumable: whether its job resumes from a checkpoint; of a run with a claim that says so itself.
     """
 
     run: RunId
     by: str
     timeout_s: float
     holds_retry: bool = field(default=False, metadata=OMIT_IF_DEFAULT)
+    resumable: bool = field(default=True, metadata=OMIT_IF_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -454,8 +456,13 @@ class RunTurn:
             return []
         if run.state is RunState.STOPPING:
             raise MooringsError("run.not_pausable", f"run {run.id} is being stopped: {run.stop_reason}")
-        self._check_pausable(run)
+        self._check_pausable(run, resumable=given.resumable)
         pause = RunPause(given.by, self.now, given.timeout_s, self._priority_of(run))
+        if run.is_queued:  # only its scheduler can say that it does not start any more
+            stopping = runs.begin_pause(runs.step(run, RunEvent.STOP, self.now, pause.reason), pause)
+            self._save(stopping, run)
+            self._emit_event("run.pausing", stopping, {"by": pause.by, "timeout_s": pause.timeout_s})
+            return []
         if run.state is RunState.WAITING:
             return self._paused(run, pause)
         yielding = run if run.state is RunState.YIELDING else runs.step(run, RunEvent.YIELD, self.now)
@@ -474,18 +481,16 @@ class RunTurn:
         self._emit_event(name, held, {"why": f"paused by {given.by}"})
         return []
 
-    def _check_pausable(self, run: Run) -> None:
-        if run.claim is None:
-            detail = f"engine {run.engine} has a scheduler of its own, which decides when run {run.id} stops"
-            raise MooringsError("run.not_pausable", detail, hint="hold it where it waits, or cancel it")
-        claim = self._claim_of(run.claim)  # none: it goes on, on a partition that no record knows, after a restore
+    def _check_pausable(self, run: Run, *, resumable: bool) -> None:
+        # None: its engine's scheduler has one, or after a restore it goes on, on a partition that no record knows.
+        claim = self._claim_of(run.claim) if run.claim is not None else None
         if run.job.appliance is not None or (claim is not None and claim.spec.lease_s is not None):
             detail = f"run {run.id} ends with the command that started it, which waits for it"
             raise MooringsError("run.not_pausable", detail, hint=f"moor cancel {run.id}")
         if run.within:
             detail = f"run {run.id} is within claim {run.claim}, which is not its own"
             raise MooringsError("run.not_pausable", detail, hint=f"moor cancel {run.id}")
-        if claim is not None and not claim.spec.checkpoint.resumable:
+        if not (resumable if claim is None else claim.spec.checkpoint.resumable):
             detail = f"run {run.id} cannot resume from a checkpoint: its work would be lost"
             hint = "a job that saves checkpoints says so: 'resumable = true' in [checkpoint] of its job file"
             raise MooringsError("run.not_pausable", detail, hint=hint)
@@ -621,7 +626,7 @@ class RunTurn:
             run = self._apply_external_status(run, seen)
         elif run.state is RunState.WAITING:
             return []
-        elif run.state is RunState.YIELDING:
+        if run.state is RunState.YIELDING:
             return self._apply_yield(run, seen)
         if seen.phase is RunPhase.RUNNING and run.state is RunState.STARTING:
             self._move(run, RunEvent.STARTED, "run.started")

@@ -366,7 +366,7 @@ class Everything(Story):
         self._turn(
             waits,
             PauseRun(works.id, "the controller", 0.0, holds_retry=True),
-            PauseRun(waits.id, "ann", 60.0),
+            PauseRun(waits.id, "ann", 60.0, resumable=False),
             PauseRun(works.id, "ann", 60.0),
         )
         self._turn(PauseRun(never.id, "ann", 60.0))  # refused, and in the log

@@ -32,6 +32,7 @@ SPEC = replace(a_claim().spec, checkpoint=CheckpointContract(resumable=True), pr
 HELD = a_claim(state=ClaimState.READY, spec=SPEC)
 PAUSE = PauseRun(RUN, "ann", 60.0)
 PAUSED = RunPause("ann", NOW, 60.0, 3)
+CANCELLED = RunStatus(RUN, RunPhase.ENDED, end=EndRecord(EndReason.CANCELLED, 143, detail="stopped"))
 STOPPED = RunStatus(RUN, RunPhase.ENDED, end=EndRecord(EndReason.YIELDED, 143, detail="paused by ann"))
 
 
@@ -128,7 +129,7 @@ def test_the_work_that_a_pause_loses_is_told():
 REFUSED: list[tuple[str, Run, Sequence[Claim], str]] = [
     ("ended", a_run(state=RunState.FAILED), [HELD], "has ended"),
     ("stops", a_run(state=RunState.STOPPING, stop_reason="ann asked"), [HELD], "is being stopped: ann asked"),
-    ("scheduler", a_run(state=RunState.RUNNING, claim=None, engine="slurm"), [], "engine slurm has a scheduler"),
+    ("scheduler", any_run(state=RunState.RUNNING, claim=None, engine="slurm"), [], "names no folder of checkpoints"),
     ("within", a_run(state=RunState.RUNNING, within=True), [HELD], "which is not its own"),
     ("no-saves", a_run(state=RunState.RUNNING), [a_claim(state=ClaimState.READY)], "cannot resume from a checkpoint"),
     ("folder", any_run(state=RunState.RUNNING), [HELD], "names no folder of checkpoints"),
@@ -310,3 +311,46 @@ def test_a_run_that_was_cancelled_while_it_was_being_paused_is_neither_paused_no
         with pytest.raises(MooringsError, match=r"being stopped|is STOPPING") as refused:
             now.handle_input(given)
         assert refused.value.code == code
+
+
+# -- on an engine with a scheduler of its own -------------------------------------------------------------------------
+
+
+def external(**more: Any) -> Run:
+    return a_run(**{"state": RunState.RUNNING, "claim": None, "engine": "slurm", "reference": "1234", **more})
+
+
+def test_a_run_without_a_claim_saves_and_stops_and_is_submitted_again_when_it_is_resumed():
+    now = turn(external(), claims=[])
+    assert now.handle_input(PAUSE) == []
+    assert now.handle_input(RunStatus(RUN, RunPhase.STARTING)) == []  # its scheduler has stopped it, too
+    assert the_run(now).state is RunState.YIELDING
+    assert now.handle_input(STOPPED) == []
+    run = the_run(now)
+    assert (run.state, run.attempt, run.reference) == (RunState.PAUSED, 1, None)
+    assert now.handle_input(resume()) == []
+    assert (the_run(now).state, the_run(now).is_unsubmitted) == (RunState.WAITING, True)
+
+
+@pytest.mark.parametrize("reference", [None, "1234"])
+def test_one_that_waits_in_its_scheduler_is_withdrawn_and_then_paused(reference: str | None):
+    now = turn(external(state=RunState.WAITING, reference=reference), claims=[])
+    assert now.handle_input(PAUSE) == []
+    assert (the_run(now).state, the_run(now).stop_reason) == (RunState.STOPPING, "paused by ann")
+    seen = RunStatus(RUN, RunPhase.ABSENT) if reference is None else replace(CANCELLED, reference=reference)
+    now.handle_input(seen)
+    assert (the_run(now).state, the_run(now).attempt) == (RunState.PAUSED, 1)
+
+
+def test_one_that_is_cancelled_while_it_is_withdrawn_is_cancelled():
+    now = turn(external(state=RunState.WAITING), claims=[])
+    now.handle_input(PAUSE)
+    now.handle_input(CancelRun(RUN, "enough"))
+    now.handle_input(CANCELLED)
+    assert the_run(now).state is RunState.CANCELLED
+
+
+def test_one_whose_job_cannot_resume_is_not_paused():
+    now = turn(external(), claims=[])
+    with pytest.raises(MooringsError, match="cannot resume from a checkpoint"):
+        now.handle_input(replace(PAUSE, resumable=False))

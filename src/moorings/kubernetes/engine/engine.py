@@ -17,6 +17,7 @@ from pathlib import Path
 
 from moorings.core.model.errors import MooringsError
 from moorings.engines.launch import parse_signal, rejected_error, unavailable_error
+from moorings.engines.run_folder import AttemptFolder
 from moorings.engines.scheduled import NewestAttempt, ScheduledEngine
 from moorings.kubernetes.engine.attempt_control import AttemptControl
 from moorings.kubernetes.engine.attempts import AttemptTracker, LiveAttempt
@@ -218,10 +219,10 @@ class KubernetesEngine(ScheduledEngine):
                 return RunStatus(run, RunPhase.UNKNOWN, reason="Kubernetes cannot be asked")
             else:
                 seen = await self._observe_job(run, attempt, facts)
-            seen = self._with_checkpoints(seen, await asyncio.to_thread(attempt.last_checkpoints))
+            seen = await self._of_attempt(seen, attempt, await asyncio.to_thread(attempt.last_checkpoints))
             life = self._tracker.get_attempt((run, attempt.number))
             given = life.resumed_from if life is not None else None
-            return replace(seen, attempt=attempt.number, resumed_from=given or seen.resumed_from)
+            return replace(seen, resumed_from=given or seen.resumed_from)
         except KubeError as error:
             log.warning("kubernetes.unseen", extra={"run": run, "code": error.code, "detail": error.detail})
             return RunStatus(run, RunPhase.UNKNOWN, reason=f"Kubernetes cannot be asked: {error.detail}")
@@ -333,6 +334,11 @@ class KubernetesEngine(ScheduledEngine):
             await self._control.stop(run, attempt, facts.asked, stop)
         self._changed.set()
 
+    async def _warn_of_pause(self, attempt: AttemptFolder, seen: RunStatus) -> None:
+        assert isinstance(attempt, KubernetesAttempt)
+        asked = (await asyncio.to_thread(attempt.read_state)).asked
+        await self._control.signal(asked, asked.warn_signal, everybody=False)
+
     async def signal(self, run: RunId, signal_name: str) -> None:
         parse_signal(signal_name)
         self._start()
@@ -354,7 +360,7 @@ class KubernetesEngine(ScheduledEngine):
             if attempt is None:
                 return None
             facts = await asyncio.to_thread(attempt.read_state)
-        return NewestAttempt(attempt, facts.asked.tasks, facts.end is not None)
+        return NewestAttempt(attempt, facts.asked.tasks, facts.end is not None, facts.asked.grace_s)
 
     def _engine_error(self, error: MooringsError, what: str) -> MooringsError:
         return unavailable_error(f"{what}: {error.detail}") if isinstance(error, KubeError) else error

@@ -24,6 +24,7 @@ from moorings.core.model.timestamps import seconds_between
 from moorings.engines.fence import FileFence
 from moorings.engines.launch import rejected_error, unavailable_error
 from moorings.engines.node_program import build_archive
+from moorings.engines.run_folder import AttemptFolder
 from moorings.engines.scheduled import NewestAttempt, ScheduledEngine
 from moorings.files import write_atomically
 from moorings.ports.clock import Clock
@@ -69,7 +70,7 @@ LOCK_WAIT_S = 30.0  # a submission may take the timeout of sbatch
 DOOR_POLL_S = 0.05
 SETTLE_S = 2.0  # the node's last files may arrive after Slurm's end of the job: NFS
 STUCK_S = 60.0  # after its grace period and this, Slurm ends a run that must stop
-STOP = "USR2"
+STOP, WARN = "USR2", "USR1"  # to the script
 
 
 class UserJobs:
@@ -207,8 +208,9 @@ class SlurmEngine(ScheduledEngine):
         for run in runs:
             attempt, facts = found[run]
             status = await self._sighting(run, attempt, facts, listing)
-            status = self._with_checkpoints(status, facts.checkpoints if facts is not None else None)
-            seen.append(replace(status, attempt=attempt.number) if attempt is not None else status)
+            if attempt is not None:
+                status = await self._of_attempt(status, attempt, facts.checkpoints if facts is not None else None)
+            seen.append(status)
         return [replace(one, reason=away) if one.phase is RunPhase.UNKNOWN and away else one for one in seen]
 
     def _read_attempts(
@@ -338,6 +340,11 @@ class SlurmEngine(ScheduledEngine):
             elif job.phase is not JobPhase.ENDED:
                 await self._slurm.run_checked(build_cancel(job.job_id))
 
+    async def _warn_of_pause(self, attempt: AttemptFolder, seen: RunStatus) -> None:
+        """Have the script warn its tasks, as before a time limit."""
+        if seen.reference is not None:
+            await self._slurm.run_checked(build_cancel(int(seen.reference), signal=WARN, batch_only=True))
+
     async def signal(self, run: RunId, signal_name: str) -> None:
         name = signal_of(signal_name)
         (sighting,) = await self.observe([run])
@@ -356,7 +363,7 @@ class SlurmEngine(ScheduledEngine):
             return None
         if facts is None:
             raise unavailable_error(f"run {run} cannot be looked at now")
-        return NewestAttempt(attempt, facts.asked.tasks, has_ended(facts))
+        return NewestAttempt(attempt, facts.asked.tasks, has_ended(facts), facts.asked.grace_s)
 
     def _engine_error(self, error: MooringsError, what: str) -> MooringsError:
         return _of_engine(error)
