@@ -4,7 +4,7 @@
 
     <run id>/<attempt>/
         order.json        the submission; an attempt without it was not submitted
-        yield.json        the request to save and stop, of a run that is being paused
+        pause.json        how it is to save and stop, of a run that is being paused
         logs/<rank>.log   output
         end.json          how the attempt ended; final
 
@@ -30,13 +30,13 @@ from moorings.workloads.runs import EndRecord, RunId
 
 
 @dataclass(frozen=True, slots=True)
-class YieldRequest:
-    """A request to save a checkpoint and stop.
+class PauseOrder:
+    """An order to save a checkpoint and stop.
 
     Attributes:
         reason: why, as a sentence.
         deadline: when no process may be left, however little was saved.
-        known: path of the newest whole checkpoint at the request; None: there was none.
+        known: path of the newest whole checkpoint by then; None: there was none.
         known_at: when that was written.
     """
 
@@ -88,24 +88,24 @@ class AttemptFolder(ABC):
         with contextlib.suppress(FileExistsError):
             write_atomically(self.path / name, content, replace=False)
 
-    def yield_request(self) -> YieldRequest | None:
-        """Return the request to save and stop, if there is one.
+    def pause_order(self) -> PauseOrder | None:
+        """Return the order to save and stop, if there is one.
 
         Raises:
             OSError, ValueError: it cannot be read.
         """
         try:
-            return from_plain(YieldRequest, json.loads((self.path / "yield.json").read_bytes()))
+            return from_plain(PauseOrder, json.loads((self.path / "pause.json").read_bytes()))
         except FileNotFoundError:
             return None
 
-    def save_yield_request(self, request: YieldRequest) -> None:
+    def save_pause_order(self, request: PauseOrder) -> None:
         """Record it; the first one stays.
 
         Raises:
             OSError: that failed.
         """
-        self.write_once("yield.json", to_json(request))
+        self.write_once("pause.json", to_json(request))
 
     def save_end(self, end: EndRecord) -> None:
         """Record how the attempt ended; the first record stays."""

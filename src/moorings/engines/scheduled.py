@@ -19,7 +19,7 @@ from moorings.engines.checkpoint_watch import CheckpointRecord
 from moorings.engines.launch import as_unavailable, log_files_of_tasks, not_startable_error, rejected_error
 from moorings.engines.logs import TaskLog, read_logs
 from moorings.engines.polling import MissedListings, rate_limited, wait_for_change
-from moorings.engines.run_folder import AttemptFolder, YieldRequest
+from moorings.engines.run_folder import AttemptFolder, PauseOrder
 from moorings.ports.clock import Clock
 from moorings.ports.engine import RunSubmission
 from moorings.workloads.checkpoints import newest_whole
@@ -82,11 +82,11 @@ class ScheduledEngine(ABC):
             if seen.phase is RunPhase.UNKNOWN:
                 return
             saved = newest_whole(seen.checkpoints or ())
-            request = await asyncio.to_thread(newest.folder.yield_request)
+            request = await asyncio.to_thread(newest.folder.pause_order)
             if request is None:
                 known = (saved.path, saved.written_at) if saved is not None else (None, None)
-                request = YieldRequest(reason, deadline, *known)
-                await asyncio.to_thread(newest.folder.save_yield_request, request)
+                request = PauseOrder(reason, deadline, *known)
+                await asyncio.to_thread(newest.folder.save_pause_order, request)
                 if seen.phase is RunPhase.RUNNING:
                     with contextlib.suppress(MooringsError):  # it has none of the processes, or takes no signals
                         await self._warn_of_pause(newest.folder, seen)
@@ -178,7 +178,7 @@ class ScheduledEngine(ABC):
         if seen.end is not None and (seen.end.ending is EndReason.CANCELLED or _has_failed(seen.end)):
             asked = False
             with contextlib.suppress(OSError, ValueError):
-                asked = await asyncio.to_thread(attempt.yield_request) is not None
+                asked = await asyncio.to_thread(attempt.pause_order) is not None
             if asked:  # also if it saved, and ended itself with a code that says so
                 seen = replace(seen, end=replace(seen.end, ending=EndReason.YIELDED))
         if record is None or seen.phase in (RunPhase.ABSENT, RunPhase.UNKNOWN):
