@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 from moorings.core.model.errors import MooringsError
@@ -51,16 +52,23 @@ class AttemptControl:
             if meta.get("deletionTimestamp") is None and not is_pod_over(pod):
                 await self._kube.delete(POD, meta["name"], asked.namespace, uid=meta["uid"])
 
-    async def signal(self, asked: SubmittedIPUJob, signal_name: str, *, everybody: bool) -> int:
+    async def warn(self, asked: SubmittedIPUJob) -> int:
+        """Warn all running tasks, each with the first of its signals that a process of it handles; as ``signal``."""
+        return await self._signal(asked, asked.warn_signal.split(), "listeners")
+
+    async def signal(self, asked: SubmittedIPUJob, signal_name: str) -> int:
         """Send a signal to all running tasks; returns their number.
 
         Raises:
             KubeError: a task could not be reached.
             MooringsError: ``engine.rejected``: the image has no shell.
         """
-        number = parse_signal(signal_name)
-        script = ("/bin/sh", "-c", SIGNALS, "signals", number.name.removeprefix("SIG"), str(number.value))
-        words = (*script, "all" if everybody else "listeners")
+        return await self._signal(asked, [signal_name], "all")
+
+    async def _signal(self, asked: SubmittedIPUJob, names: Sequence[str], to: str) -> int:
+        numbers = [parse_signal(name) for name in names]
+        choices = " ".join(f"{number.name.removeprefix('SIG')}:{number.value}" for number in numbers)
+        words = ("/bin/sh", "-c", SIGNALS, "signals", choices, to)
         pods = [pod for pod in self._informers.pods(asked.namespace, asked.name) if is_pod_running(pod)]
 
         async def send(pod: str) -> bool:

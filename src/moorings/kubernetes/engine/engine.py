@@ -336,8 +336,7 @@ class KubernetesEngine(ScheduledEngine):
 
     async def _warn_of_pause(self, attempt: AttemptFolder, seen: RunStatus) -> None:
         assert isinstance(attempt, KubernetesAttempt)
-        asked = (await asyncio.to_thread(attempt.read_state)).asked
-        await self._control.signal(asked, asked.warn_signal, everybody=False)
+        await self._control.warn((await asyncio.to_thread(attempt.read_state)).asked)
 
     async def signal(self, run: RunId, signal_name: str) -> None:
         parse_signal(signal_name)
@@ -347,7 +346,7 @@ class KubernetesEngine(ScheduledEngine):
             facts = await asyncio.to_thread(attempt.read_state) if attempt is not None else None
             sent = 0
             if facts is not None and facts.end is None and await self._informers.synced():
-                sent = await self._control.signal(facts.asked, signal_name, everybody=True)
+                sent = await self._control.signal(facts.asked, signal_name)
         if not sent:
             raise MooringsError("run.not_running", f"run {run} has no processes")
 

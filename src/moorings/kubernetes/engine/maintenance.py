@@ -125,7 +125,7 @@ class RunMaintenance:
             life.warned = start
             if not await asyncio.to_thread(attempt.has_warned, start):
                 await asyncio.to_thread(attempt.save_warned, start)
-                await self._control.signal(asked, asked.warn_signal, everybody=False)
+                await self._control.warn(asked)
 
     async def _delete_finished(self, job: KubeObject) -> None:
         """Delete an IPUJob whose run's end is recorded, or that an earlier leader created and never activated."""

@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class SubmittedIPUJob:
-    """The order of an attempt, as far as it is needed later."""
+    """The order of an attempt, as far as it is needed later; ``warn_signal``: one or more, the first choice first."""
 
     namespace: str
     name: str

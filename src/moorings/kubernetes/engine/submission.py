@@ -15,7 +15,7 @@ import re
 
 from moorings.core.model.claims import NAME_CHARS_MAX
 from moorings.core.model.serialization import from_plain, to_plain
-from moorings.engines.launch import fixed_warn_signal, job_environment, parse_signal, rejected_error
+from moorings.engines.launch import job_environment, rejected_error, warn_signals
 from moorings.kubernetes.engine.checkpoint_containers import add_checkpoint_containers, unexpanded
 from moorings.kubernetes.engine.run_folder import KubernetesRunFolder, SubmittedIPUJob
 from moorings.kubernetes.engine.settings import KubernetesEngineSettings
@@ -70,7 +70,7 @@ def check_job(job: JobSpec) -> None:
             text.encode()
     except UnicodeEncodeError:
         raise rejected_error("a command, folder or variable is not UTF-8", "Kubernetes takes nothing else") from None
-    parse_signal(fixed_warn_signal(job.checkpoint))
+    warn_signals(job.checkpoint.warn_signal, to_yield=False)
 
 
 def describe_differences(job: JobSpec, settings: KubernetesEngineSettings) -> tuple[str, ...]:
@@ -128,7 +128,9 @@ def build_submitted_job(order: RunSubmission, settings: KubernetesEngineSettings
         grace_s=contract.grace_s,
         time_limit_s=job.time_limit_s,
         warn_s=contract.warn_s,
-        warn_signal=fixed_warn_signal(contract),
+        warn_signal=" ".join(
+            each.name.removeprefix("SIG") for each in warn_signals(contract.warn_signal, to_yield=False)
+        ),
     )
 
 
