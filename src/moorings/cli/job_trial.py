@@ -125,8 +125,9 @@ def _pause(client: Client, ident: str, times: TrialTimes) -> RunBody:
 
 
 def newest_whole(run: RunBody) -> CheckpointBody | None:
-    """The checkpoint that the next attempt is given."""
-    return next((each for each in run.checkpoints or () if each.whole), None)
+    """The newest whole checkpoint that a run has saved; else what its last attempt was given, if anything."""
+    own = (each for each in run.checkpoints or () if parse_time(each.written_at) > parse_time(run.created_at))
+    return next((each for each in own if each.whole), run.resumed_from)
 
 
 def _not_running(run: RunBody) -> str:

@@ -475,6 +475,15 @@ def test_pause_waits_until_the_devices_are_free_and_says_from_what_it_resumes(se
     assert json.loads(server.seen[0].body) == {"saveTimeoutS": 300}
 
 
+def test_a_paused_run_does_not_resume_from_what_an_earlier_run_has_left(server, moor):
+    left = replace(SAVED, path="/c/step-900.pt", written_at="2025-01-31T09:00:00.000000Z")
+    for given, words in ((None, "no checkpoint of it is whole"), (SAVED, "it resumes from /c/step-7.pt")):
+        more = {"checkpoints": (left,), "resumed_from": given, "started_at": SAVED.written_at}
+        run = samples.run(state="PAUSED", pause=PAUSE, **more)
+        server.on("POST", "/v1/runs/digits/pause", body(run))
+        assert moor("pause", "digits")[:2] == (0, f"run/run-7f3kq2m4xw2a paused; {words}\n")
+
+
 @pytest.mark.parametrize(
     ("more", "code", "words"),
     [
