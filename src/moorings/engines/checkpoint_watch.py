@@ -18,7 +18,7 @@ from moorings.core.model.serialization import OMIT_IF_DEFAULT
 from moorings.core.model.timestamps import Timestamp, seconds_between
 from moorings.engines.checkpoint_scan import NO_LOOK, CheckpointLook, look_at_folder
 from moorings.engines.processes import hides_files, open_for_writing
-from moorings.workloads.checkpoints import CheckpointRule, RunCheckpoint, newest_whole
+from moorings.workloads.checkpoints import CheckpointRule, RunCheckpoint
 
 LOOK_S_MIN, LOOK_S_MAX = 1.0, 5.0  # between two looks: more often while the run is young
 YOUNG_SHARE = 20
@@ -133,22 +133,26 @@ class CheckpointWatch:
         self._look_last()
         return self._look.found
 
-    def choose_newest(self, since: Timestamp | None) -> RunCheckpoint | None:
-        """Look while no process of the run is there; returns the newest whole checkpoint, and records that it is given.
+    def look_before(self) -> tuple[RunCheckpoint, ...] | None:
+        """Look while no process of the run is there; returns the checkpoints, or None if that takes too long.
 
         The last look of the attempt before may be seconds older than its end, if it was lost, and its program may have
-        removed since then what was found. None: there is none, or the look takes too long.
-
-        Args:
-            since: only checkpoints that were saved later count; None: all.
+        removed since then what was found.
         """
         found: list[RunCheckpoint] = []
         before = CheckpointWatch(self._store, self._attempt, self._directory, list)  # it may look for ever
         thread = threading.Thread(target=lambda: found.extend(before.look_now()), name="checkpoints", daemon=True)
         thread.start()
         thread.join(FIRST_S_MAX)
-        self.resumed_from = newest_whole(found, since)
-        return self.resumed_from
+        return None if thread.is_alive() else tuple(found)
+
+    def fault_of(self, path: str, found: Iterable[RunCheckpoint]) -> str:
+        """Return why that checkpoint cannot be resumed from, after such a look; empty: nothing speaks against it."""
+        known = next((each for each in found if each.path == path), None)
+        if known is not None:
+            return f"is not whole: {known.why}" if known.rule is not CheckpointRule.UNCHANGED and known.why else ""
+        gone = os.path.dirname(path) == self._directory.rstrip("/") and not os.path.lexists(path)  # noqa: PTH120
+        return "is gone" if gone else ""
 
     def record(self) -> CheckpointRecord:
         """What there is to record after the last look."""

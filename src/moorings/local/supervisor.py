@@ -59,6 +59,7 @@ from moorings.local.records import (
 )
 from moorings.local.run_folder import LocalRunFolder
 from moorings.ports.engine import RunSubmission
+from moorings.workloads.checkpoints import newest_whole
 from moorings.workloads.runs import EndReason, EndRecord, RunPhase, exit_code
 
 POLL_S = 1.0  # interval to look for requests even without a signal: a signal needs a process id, a file does not
@@ -225,13 +226,25 @@ class Supervisor:
             self._tasks.append(SupervisedTask(rank, start_task(command, job.workdir, environment, log)))
 
     def _choose_checkpoint(self, checkpoints: CheckpointWatch | None) -> None:
-        """Give a later attempt the newest whole one that is there now, or else what was ordered."""
+        """Give a later attempt the newest whole one that is there now, or else what was ordered, if that is whole.
+
+        Raises:
+            TaskNotStartedError: it is torn by now, or gone.
+        """
         order = self._order
-        if checkpoints is None or not order.attempt or not order.job.checkpoint.resumable:
+        is_later = order.attempt > 0 and order.job.checkpoint.resumable
+        if checkpoints is None or not (is_later or order.resume_from):
             return
-        chosen = checkpoints.choose_newest(order.resume_since)
+        found = checkpoints.look_before()
+        if found is None:
+            return
+        chosen = newest_whole(found, order.resume_since) if is_later else None
+        checkpoints.resumed_from = chosen
         if chosen is not None:
             self._order = replace(order, resume_from=chosen.path, resume_step=chosen.step)
+        elif order.resume_from and (fault := checkpoints.fault_of(order.resume_from, found)):
+            detail = f"checkpoint {order.resume_from} {fault}; another one is chosen with --from"
+            raise TaskNotStartedError(NOT_EXECUTABLE, detail)
 
     def _try_save_running(self) -> None:
         """Record that the tasks run. A full disk must not end a job, so a failed write is retried later."""

@@ -13,6 +13,7 @@ from moorings.engines import checkpoint_watch
 from moorings.engines.checkpoint_scan import NO_LOOK
 from moorings.engines.checkpoint_watch import CheckpointRecord, CheckpointWatch
 from moorings.local.run_folder import LocalRunFolder
+from moorings.workloads.checkpoints import newest_whole
 from tests.waiting import until
 
 DIED = "its writer may have been killed"
@@ -101,13 +102,29 @@ def test_an_attempt_is_given_what_is_there_when_it_begins(record, saves):
     (saves / "step-2.pt").write_bytes(ZIP)
     (saves / "step-3.pt").write_bytes(ZIP[:-1])
     looks = watch(record, 1, saves)
-    chosen = looks.choose_newest(None)
+    found = looks.look_before()
+    assert found is not None
+    chosen = newest_whole(found)
     assert chosen is not None
     assert chosen.step == 2
+    looks.resumed_from = chosen
     looks.start()
     looks.finish()
     assert seen(record).resumed_from == chosen
-    assert watch(record, 2, saves).choose_newest(chosen.written_at) is None
+    assert newest_whole(found, chosen.written_at) is None
+
+
+def test_what_is_torn_or_gone_is_not_resumed_from(record, saves, tmp_path):
+    (saves / "step-1.pt").write_bytes(ZIP)
+    (saves / "step-2.pt").write_bytes(ZIP[:-1])
+    (saves / "step-3.bin").write_bytes(b"by no rule")
+    looks = watch(record, 1, saves)
+    found = looks.look_before()
+    assert found is not None
+    faults = {name: looks.fault_of(f"{saves}/{name}", found) for name in ("step-1.pt", "step-3.bin", "step-4.pt")}
+    assert faults == {"step-1.pt": "", "step-3.bin": "", "step-4.pt": "is gone"}
+    assert looks.fault_of(f"{saves}/step-2.pt", found).startswith("is not whole: ")
+    assert looks.fault_of(f"{tmp_path}/step-9.pt", found) == ""  # of another folder: its program will see
 
 
 def test_a_start_does_not_wait_for_a_look_that_hangs(record, saves, monkeypatch):
@@ -119,7 +136,7 @@ def test_a_start_does_not_wait_for_a_look_that_hangs(record, saves, monkeypatch)
         return NO_LOOK
 
     monkeypatch.setattr(checkpoint_watch, "look_at_folder", hangs)
-    assert watch(record, 1, saves).choose_newest(None) is None
+    assert watch(record, 1, saves).look_before() is None
     goes_on.set()
     until(lambda: [each for each in threading.enumerate() if each.name == "checkpoints"] == [])
 

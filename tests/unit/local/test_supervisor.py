@@ -110,6 +110,20 @@ async def test_a_later_attempt_is_given_the_newest_whole_checkpoint_that_is_ther
     assert (given.path if given is not None else None) == (f"{rig.workdir}/step-5.pt" if "-5" in told else None)
 
 
+@pytest.mark.parametrize("attempt", [0, 1])
+async def test_a_torn_checkpoint_is_not_given_though_its_user_chose_it(rig, engine, attempt):
+    torn = rig.work / "step-5.pt"
+    torn.write_bytes(b"PK\x05\x06" + bytes(17))
+    order = make_order(rig.programs.prints("ran"), rig.workdir)
+    contract = replace(order.job.checkpoint, resumable=True)
+    order = replace(order, job=replace(order.job, checkpoint=contract, checkpoint_directory=rig.workdir))
+    await engine.submit(replace(order, attempt=attempt, resume_from=str(torn), resume_step=5))
+    end = await wait_for_end(engine, order.run)
+    assert (end.ending, end.exit_code) == (EndReason.NOT_STARTED, 126)
+    assert f"checkpoint {torn} is not whole: " in end.detail
+    assert await read_output(engine, order.run) == b""
+
+
 async def test_in_api_form_there_are_no_files(rig, engine):
     order = make_order(("/usr/bin/env",), rig.workdir)
     gcd = replace(order.binding.gcds[0], file_name="", file_text="")
