@@ -530,6 +530,7 @@ async def test_a_stopped_supervisor_of_a_folder_that_is_gone_is_stopped_too(rig,
 async def test_a_run_whose_folder_was_emptied_is_stopped_and_its_end_counts(rig, engine):
     order = make_order(rig.programs.runs_until_stopped(), rig.workdir)
     await engine.submit(order)
+    await wait_for_phase(engine, order.run, RunPhase.RUNNING)  # before, its supervisor would fill the new folder
     path = rig.of(order.run).path
     path.rename(rig.folder / "elsewhere")
     path.mkdir()
