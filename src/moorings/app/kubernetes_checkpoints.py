@@ -1,9 +1,9 @@
 """What looks at checkpoints in the Pods of a run: ``python3 -m moorings.app.kubernetes_checkpoints begin|watch JOB``.
 
 ``begin`` is an init container: it looks, and writes what this start of the task resumes from; its termination message
-is the record of that checkpoint. ``watch`` runs beside the
-task until no process of it is left, and prints each new record (``CheckpointRecord``) as a line of JSON: the controller
-reads its output. JOB is a ``WatchedJob`` as JSON. Standard library only.
+is the record of that checkpoint. ``watch`` runs beside the task until no process of it is left, and prints each new
+record (``CheckpointRecord``) as a line of JSON: the controller reads its output. JOB is a ``WatchedJob`` as JSON.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def watch_task(folder: Path, start: int, job: WatchedJob) -> None:
     """Look until the task has ended, and print what is seen."""
     record = record_of_start(PrintedCheckpoints(folder), start)
     if not watch_until_ended(job.watch(record, start, pids_of_task), folder / BEGAN, time.sleep):
-        fault = f"nobody looks: the task had not begun within {START_S_MAX:g} s after the program that would"
+        fault = f"not looked at during this start: the task had not begun after {START_S_MAX:g} s"
         record.save(CheckpointRecord(start, (), fault), durable=False)
 
 

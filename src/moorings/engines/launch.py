@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from moorings.core.model.claims import AUTO_SIGNAL, AUTO_SIGNALS, CheckpointContract
@@ -59,6 +59,11 @@ def warn_signals(name: str, *, to_yield: bool) -> tuple[signal.Signals, ...]:
         return (parse_signal(name),)
     signals = tuple(signal.Signals[f"SIG{each}"] for each in AUTO_SIGNALS)
     return signals if to_yield else tuple(each for each in signals if each is not signal.SIGTERM)
+
+
+def signal_names(signals: Iterable[signal.Signals]) -> str:
+    """Return their names without ``SIG``, with spaces between them."""
+    return " ".join(each.name.removeprefix("SIG") for each in signals)
 
 
 def fixed_warn_signal(contract: CheckpointContract) -> str:

@@ -87,7 +87,7 @@ class WatchedJob:
         command: program and arguments of its tasks, of a start that does not resume.
         resume_args: as in the job.
         resumable: whether a later start is given a checkpoint.
-        since: only checkpoints that were saved later are given; None: those of its first start are not known.
+        since: only checkpoints that were saved later are given; None: all, and its first start is given none.
         attempt: its attempt; the starts of each are counted from 0.
     """
 

@@ -99,13 +99,13 @@ class AttemptFolder(ABC):
         except FileNotFoundError:
             return None
 
-    def save_pause_order(self, request: PauseOrder) -> None:
+    def save_pause_order(self, order: PauseOrder) -> None:
         """Record it; the first one stays.
 
         Raises:
             OSError: that failed.
         """
-        self.write_once("pause.json", to_json(request))
+        self.write_once("pause.json", to_json(order))
 
     def save_end(self, end: EndRecord) -> None:
         """Record how the attempt ended; the first record stays."""

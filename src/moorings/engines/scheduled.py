@@ -82,18 +82,18 @@ class ScheduledEngine(ABC):
             if seen.phase is RunPhase.UNKNOWN:
                 return
             saved = newest_whole(seen.checkpoints or ())
-            request = await asyncio.to_thread(newest.folder.pause_order)
-            if request is None:
+            order = await asyncio.to_thread(newest.folder.pause_order)
+            if order is None:
                 known = (saved.path, saved.written_at) if saved is not None else (None, None)
-                request = PauseOrder(reason, deadline, *known)
-                await asyncio.to_thread(newest.folder.save_pause_order, request)
+                order = PauseOrder(reason, deadline, *known)
+                await asyncio.to_thread(newest.folder.save_pause_order, order)
                 if seen.phase is RunPhase.RUNNING:
                     with contextlib.suppress(MooringsError):  # it has none of the processes, or takes no signals
                         await self._warn_of_pause(newest.folder, seen)
-        has_saved = saved is not None and (saved.path, saved.written_at) != (request.known, request.known_at)
-        left_s = seconds_between(self._clock.now(), request.deadline)
+        has_saved = saved is not None and (saved.path, saved.written_at) != (order.known, order.known_at)
+        left_s = seconds_between(self._clock.now(), order.deadline)
         if seen.phase is not RunPhase.RUNNING or has_saved or left_s <= newest.grace_s:
-            await self.cancel(run, request.reason)
+            await self.cancel(run, order.reason)
 
     async def wait_for_change(self) -> None:
         await wait_for_change(self._changed, self._clock, CHANGED_S)

@@ -65,16 +65,18 @@ class _LivePod:
     which: AttemptKey
     seen: ObservedTask
 
+    def _task(self) -> TaskStatus | None:
+        life = self.lives.get(self.which)
+        return life.tasks.get(self.seen.rank) if life is not None else None
+
     def over(self) -> bool:
         """Whether nothing of its task runs."""
-        life = self.lives.get(self.which)
-        task = life.tasks.get(self.seen.rank) if life is not None else None
+        task = self._task()
         return task is None or task.over
 
     def replaced(self) -> bool:
         """Whether another Pod has its name."""
-        life = self.lives.get(self.which)
-        task = life.tasks.get(self.seen.rank) if life is not None else None
+        task = self._task()
         return task is not None and task.uid not in (self.seen.uid, "")
 
 

@@ -15,7 +15,7 @@ import re
 
 from moorings.core.model.claims import NAME_CHARS_MAX
 from moorings.core.model.serialization import from_plain, to_plain
-from moorings.engines.launch import job_environment, rejected_error, warn_signals
+from moorings.engines.launch import job_environment, rejected_error, signal_names, warn_signals
 from moorings.kubernetes.engine.checkpoint_containers import add_checkpoint_containers, unexpanded
 from moorings.kubernetes.engine.run_folder import KubernetesRunFolder, SubmittedIPUJob
 from moorings.kubernetes.engine.settings import KubernetesEngineSettings
@@ -128,9 +128,7 @@ def build_submitted_job(order: RunSubmission, settings: KubernetesEngineSettings
         grace_s=contract.grace_s,
         time_limit_s=job.time_limit_s,
         warn_s=contract.warn_s,
-        warn_signal=" ".join(
-            each.name.removeprefix("SIG") for each in warn_signals(contract.warn_signal, to_yield=False)
-        ),
+        warn_signal=signal_names(warn_signals(contract.warn_signal, to_yield=False)),
     )
 
 

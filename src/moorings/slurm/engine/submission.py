@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 import re
 import shlex
-import signal
-from collections.abc import Iterable
 from pathlib import Path
 
 from moorings.core.model.errors import MooringsError
@@ -19,6 +17,7 @@ from moorings.engines.launch import (
     job_environment,
     parse_signal,
     rejected_error,
+    signal_names,
     warn_signals,
     watched_job,
 )
@@ -200,8 +199,8 @@ def build_files(order: RunSubmission, attempt: Path, python: str, program: Path)
         "warn": _seconds(warn_s if 0 < contract.warn_s and warn_s > 0 else None),
         "grace": _seconds(contract.grace_s),
         "plain_signal": signal_of(fixed_warn_signal(contract)),
-        "limit_signals": _names(warn_signals(contract.warn_signal, to_yield=False)),
-        "yield_signals": _names(warn_signals(contract.warn_signal, to_yield=True)),
+        "limit_signals": signal_names(warn_signals(contract.warn_signal, to_yield=False)),
+        "yield_signals": signal_names(warn_signals(contract.warn_signal, to_yield=True)),
         "python": python,
         "program": str(program),
         "watched": "yes" if job.checkpoint_directory is not None else "",
@@ -231,10 +230,6 @@ def _environment(order: RunSubmission) -> str:
         f"set -- {shlex.join(job.resumed_command(order.resume_from))}",
     ]
     return "\n".join([*lines, ""])
-
-
-def _names(signals: Iterable[signal.Signals]) -> str:
-    return " ".join(each.name.removeprefix("SIG") for each in signals)
 
 
 def _script(name: str, values: dict[str, str]) -> bytes:
