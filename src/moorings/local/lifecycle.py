@@ -61,8 +61,12 @@ class YieldState:
     until_saved: bool = False
 
     def term_at_s(self, grace_s: float) -> float:
-        """Return when to send TERM: the grace period before the end, with at least half of the time for the warning."""
-        return self.deadline_s - min(grace_s, max(self.deadline_s - self.received_at_s, 0.0) / 2)
+        """Return when to send TERM: the grace period before the end.
+
+        At least half of the time is for the warning, but for a pause, whose deadline has the time to save in it.
+        """
+        time_s = max(self.deadline_s - self.received_at_s, 0.0)
+        return self.deadline_s - min(grace_s, time_s if self.until_saved else time_s / 2)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorings.local.lifecycle import ObservedRun, RunLimits, SupervisorAction, YieldState, decide_next
+from moorings.local.lifecycle import SAVED_POLL_S, ObservedRun, RunLimits, SupervisorAction, YieldState, decide_next
 from moorings.workloads.runs import EndReason, exit_code
 
 HOUR = RunLimits(time_limit_s=3600, warn_s=120, grace_s=30)
@@ -86,6 +86,14 @@ def test_of_a_short_time_half_is_for_the_warning_and_nothing_runs_beyond_it():
     assert decide_next(at(1005, yielding=short), ENDLESS).act is SupervisorAction.STOP
     assert decide_next(at(1009, yielding=short, stopping_since_s=1005), ENDLESS).wait_at_most_s == 1
     assert decide_next(at(1010, yielding=short, stopping_since_s=1005), ENDLESS).act is SupervisorAction.KILL
+
+
+def test_a_pause_has_all_of_its_time_to_save():
+    pause = replace(asked(1000, 1035), until_saved=True)  # 5 s to save, and the 30 s of grace
+    assert decide_next(at(1004, yielding=pause), ENDLESS).wait_at_most_s == SAVED_POLL_S
+    assert decide_next(at(1004.9, yielding=pause), ENDLESS).wait_at_most_s == pytest.approx(0.1)
+    assert decide_next(at(1005, yielding=pause), ENDLESS).act is SupervisorAction.STOP
+    assert decide_next(at(1035, yielding=pause, stopping_since_s=1005), ENDLESS).act is SupervisorAction.KILL
 
 
 def test_a_task_that_leaves_because_it_was_asked_does_not_stop_the_others():
