@@ -150,9 +150,12 @@ class CheckpointWatch:
         """Return why that checkpoint cannot be resumed from, after such a look; empty: nothing speaks against it."""
         known = next((each for each in found if each.path == path), None)
         if known is not None:
-            return f"is not whole: {known.why}" if known.rule is not CheckpointRule.UNCHANGED and known.why else ""
-        gone = os.path.dirname(path) == self._directory.rstrip("/") and not os.path.lexists(path)  # noqa: PTH120
-        return "is gone" if gone else ""
+            is_torn = known.rule is not CheckpointRule.UNCHANGED and known.why
+            fault = f"is not whole: {known.why}" if is_torn else ""
+        else:
+            gone = os.path.dirname(path) == self._directory.rstrip("/") and not os.path.lexists(path)  # noqa: PTH120
+            fault = "is gone" if gone else ""
+        return f"checkpoint {path} {fault}; another one is chosen with --from" if fault else ""
 
     def record(self) -> CheckpointRecord:
         """What there is to record after the last look."""

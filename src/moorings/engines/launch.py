@@ -87,7 +87,8 @@ def watched_job(order: RunSubmission, directory: str) -> WatchedJob:
     """Return what whoever looks at the checkpoints beside the tasks has to know of a job."""
     job, resumable = order.job, order.job.checkpoint.resumable
     given = job.resume_args if resumable else ()
-    return WatchedJob(directory, job.command, given, resumable, order.resume_since, order.attempt)
+    since, chosen = order.resume_since, order.resume_from
+    return WatchedJob(directory, job.command, given, resumable, since, order.attempt, chosen)
 
 
 def job_environment(order: RunSubmission) -> dict[str, str]:

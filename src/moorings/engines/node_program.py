@@ -52,6 +52,7 @@ WRITE_S_MAX = 1e9
 BEGIN_S_MAX = 20.0  # how long the start of a job waits for a look: its disk may hang
 TOO_OLD = 9  # exit code of a Python that is too old
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
+_CANNOT_START = 126  # a shell's code
 _PARENT_S = 1.0  # between two looks whether the parent lives
 _HEAR_S = 1.0  # between two looks for a word to warn
 _TASKS_EVERY = 10  # of these looks one is for the tasks, too
@@ -89,6 +90,7 @@ class WatchedJob:
         resumable: whether a later start is given a checkpoint.
         since: only checkpoints that were saved later are given; None: all, and its first start is given none.
         attempt: its attempt; the starts of each are counted from 0.
+        ordered: the checkpoint that a start is given for which no later one is found; None: none.
     """
 
     directory: str
@@ -97,6 +99,7 @@ class WatchedJob:
     resumable: bool
     since: Timestamp | None = field(default=None, metadata=OMIT_IF_DEFAULT)
     attempt: int = field(default=0, metadata=OMIT_IF_DEFAULT)
+    ordered: str | None = field(default=None, metadata=OMIT_IF_DEFAULT)
 
     def watch(self, record: CheckpointStore, start: int, pids: Callable[[], list[int]]) -> CheckpointWatch:
         """The looks of one start."""
@@ -234,6 +237,10 @@ def _begin(folder: Path, start: int, job: WatchedJob, name: str) -> None:
         write_atomically(folder / name, resume_commands(job, chosen).encode("utf-8", "surrogateescape"))
         record.resumed_from = chosen
         record.save(watch.record(), durable=False)
+    elif job.ordered is not None and (fault := watch.fault_of(job.ordered, found)):
+        # The scripts of the tasks have this function: it ends a task before its program starts.
+        refusal = f"_moorings_refuse {_CANNOT_START} {shlex.quote(fault)}\n"
+        write_atomically(folder / name, refusal.encode("utf-8", "surrogateescape"))
 
 
 def resume_commands(job: WatchedJob, chosen: RunCheckpoint) -> str:

@@ -243,8 +243,7 @@ class Supervisor:
         if chosen is not None:
             self._order = replace(order, resume_from=chosen.path, resume_step=chosen.step)
         elif order.resume_from and (fault := checkpoints.fault_of(order.resume_from, found)):
-            detail = f"checkpoint {order.resume_from} {fault}; another one is chosen with --from"
-            raise TaskNotStartedError(NOT_EXECUTABLE, detail)
+            raise TaskNotStartedError(NOT_EXECUTABLE, fault)
 
     def _try_save_running(self) -> None:
         """Record that the tasks run. A full disk must not end a job, so a failed write is retried later."""

@@ -122,8 +122,9 @@ def test_what_is_torn_or_gone_is_not_resumed_from(record, saves, tmp_path):
     found = looks.look_before()
     assert found is not None
     faults = {name: looks.fault_of(f"{saves}/{name}", found) for name in ("step-1.pt", "step-3.bin", "step-4.pt")}
-    assert faults == {"step-1.pt": "", "step-3.bin": "", "step-4.pt": "is gone"}
-    assert looks.fault_of(f"{saves}/step-2.pt", found).startswith("is not whole: ")
+    gone = f"checkpoint {saves}/step-4.pt is gone; another one is chosen with --from"
+    assert faults == {"step-1.pt": "", "step-3.bin": "", "step-4.pt": gone}
+    assert looks.fault_of(f"{saves}/step-2.pt", found).startswith(f"checkpoint {saves}/step-2.pt is not whole: ")
     assert looks.fault_of(f"{tmp_path}/step-9.pt", found) == ""  # of another folder: its program will see
 
 

@@ -272,6 +272,25 @@ def test_a_checkpoint_from_before_the_run_is_not_given(tmp_path: Path) -> None:
         assert (node.begin(1).resumed_from is not None) == given
 
 
+def test_a_chosen_checkpoint_that_is_torn_or_gone_starts_nothing(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    torn, gone, earlier = node.save(3, torn=True), node.saves / "step-4.pt", node.save(7)
+    since = Timestamp(round(time.time() * SECOND))
+
+    def refusal(ordered: Path) -> str:
+        node.write(WatchedJob(str(node.saves), ("train",), (), True, since, ordered=str(ordered)))
+        assert node.begin(0).resumed_from is None
+        said = '_moorings_refuse() { echo "$@"; exit 3; }\n. "$0"\necho begins'
+        words = ["/bin/sh", "-c", said, str(node.attempt / "resume.0")]
+        return subprocess.run(words, capture_output=True, text=True, check=False).stdout
+
+    assert refusal(torn).startswith(f"126 checkpoint {torn} is not whole: ")
+    assert refusal(gone) == f"126 checkpoint {gone} is gone; another one is chosen with --from\n"
+    (node.attempt / "resume.0").unlink()
+    assert refusal(earlier) == ""
+    assert not (node.attempt / "resume.0").exists()
+
+
 def test_a_pod_that_is_made_again_as_it_was_is_given_what_its_run_has_saved(tmp_path: Path) -> None:
     """Drained, say: then its start is counted as the first."""
     node = Node(tmp_path)

@@ -267,6 +267,10 @@ def test_its_task_is_started_as_what_it_resumes_from_says(tmp_path: Path) -> Non
     saved = RunCheckpoint("/work/c/it's 7.pt", 7, 1, Timestamp(1), is_whole=True, rule=CheckpointRule.ZIP)
     (tmp_path / "resume").write_text(resume_commands(watched, saved) + 'echo "$MOORINGS_RESUME_FROM"\n')
     assert start() == "/work/c/it's 7.pt\none two --from=/work/c/it's 7.pt\n"
+    (tmp_path / "resume").write_text("_moorings_refuse 126 'it is gone'\n")
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        start()
+    assert (refused.value.returncode, refused.value.stdout, refused.value.stderr) == (126, "", "it is gone\n")
 
 
 @pytest.mark.parametrize(

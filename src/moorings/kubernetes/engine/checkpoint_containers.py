@@ -25,8 +25,13 @@ RESUME = "resume"  # a file there: shell commands for the task
 RESTART = "IPUJOB_RESTART"  # a variable of our containers; those with our usual prefix are the operator's to set
 
 _VOLUME = "moorings"
-_START = f"""[ ! -r {FOLDER}/{RESUME} ] || . {FOLDER}/{RESUME}
+_START = f"""_moorings_refuse() {{
+    printf '%s\\n' "$2" >&2
+    [ ! -w /dev/termination-log ] || printf '%s' "$2" > /dev/termination-log
+    exit "$1"
+}}
 true > {FOLDER}/{BEGAN}
+[ ! -r {FOLDER}/{RESUME} ] || . {FOLDER}/{RESUME}
 exec "$@\""""
 
 
