@@ -157,3 +157,24 @@ async def test_only_its_own_user_pauses_and_resumes_it_and_only_what_can_be(rig:
     assert await code_of(service.pause_run(BOB, forgets.id)) == "run.not_pausable"
     await service.cancel_run(BOB, forgets.id)
     await ended(rig, forgets)
+
+
+async def test_a_run_at_whose_folder_nobody_can_look_is_not_paused(rig: Rig, tmp_path: Path) -> None:
+    """It would be stopped without its work, because nobody sees that it has saved it."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "checkpoints").symlink_to(tmp_path / "elsewhere")
+    run = await started(rig, works(tmp_path))
+    await rig.until(lambda: now_of(rig, run).checkpoint_fault != "")
+    with pytest.raises(MooringsError, match="symbolic link") as refused:
+        await rig.controller.runs.pause_run(BOB, run.id)
+    assert (refused.value.code, now_of(rig, run).state) == ("run.not_pausable", RunState.RUNNING)
+    (tmp_path / "checkpoints").unlink()
+    (tmp_path / "checkpoints").mkdir()
+    await rig.until(lambda: now_of(rig, run).checkpoint_fault == "")
+    found = await paused(rig, run, save_timeout_s=patient(60))
+    with pytest.raises(MooringsError, match="no checkpoint"):
+        await resumed(rig, run, "elsewhere/step-1.pt")
+    await resumed(rig, run, "checkpoints/step-1.pt")
+    assert [each.step for each in found.checkpoints] == [1]
+    (tmp_path / "go-on").touch()
+    assert (await ended(rig, run)).state is RunState.SUCCEEDED

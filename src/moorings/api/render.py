@@ -65,7 +65,7 @@ from moorings.wire.shapes import (
     TopologyShape,
 )
 from moorings.workloads.checkpoints import RunCheckpoint
-from moorings.workloads.runs import RunId, RunPause
+from moorings.workloads.runs import RunId, RunPause, RunState, own_checkpoints, resume_point
 
 HIDDEN = "(hidden)"
 
@@ -376,7 +376,7 @@ def device_body(view: DeviceView) -> DeviceBody:
 
 def run_body(view: RunView, caller: Caller) -> RunBody:
     """A run, with the partition its claim holds; the values of its environment only for its own user and admins."""
-    run, partition = view.run, view.partition
+    run, partition, point = view.run, view.partition, resume_point(view.run)
     assert view.job is not None, "who is shown a run is shown its job"
     job = job_shape(view.job)
     if caller.role is not Role.ADMIN and caller.subject != run.subject:
@@ -406,10 +406,11 @@ def run_body(view: RunView, caller: Caller) -> RunBody:
         priority=_priority(view),
         scheduled_at=_time(view.claim.granted_at) if view.claim else None,
         devices=str(partition.block) if partition else "",
-        checkpoints=tuple(checkpoint_body(run.id, each) for each in run.checkpoints) or None,
+        checkpoints=tuple(checkpoint_body(run.id, each) for each in own_checkpoints(run)) or None,
         checkpoint_fault=run.checkpoint_fault or None,
         resumed_from=checkpoint_body(run.id, run.resumed_from) if run.resumed_from is not None else None,
-        pause=_pause_body(run.pause) if run.pause is not None else None,
+        resume_point=checkpoint_body(run.id, point) if point is not None else None,
+        pause=_pause_body(run.pause, is_over=run.state is RunState.PAUSED) if run.pause is not None else None,
         retries_used=run.loss_record.count if run.loss_record is not None else None,
     )
 
@@ -420,12 +421,12 @@ def _priority(view: RunView) -> int:
     return view.claim.spec.priority if view.claim else view.run.job.priority
 
 
-def _pause_body(pause: RunPause) -> PauseBody:
+def _pause_body(pause: RunPause, *, is_over: bool) -> PauseBody:
     stops_at = add_seconds(pause.asked_at, pause.timeout_s)
     return PauseBody(
         by=pause.by,
         asked_at=format_time(pause.asked_at),
-        stops_at=format_time(stops_at),
+        stops_at=None if is_over else format_time(stops_at),
         resumes_at=_time(pause.resume_at),
     )
 

@@ -102,7 +102,7 @@ class NounGroup(click.Group):
     """A verb: its nouns in every spelling, also as ``noun/name``.
 
     Args:
-        default_noun: the noun of a name without one; empty: a noun must be given.
+        default_noun: the noun of a name without one, of which it takes one; empty: a noun must be given.
     """
 
     command_class = MoorCommand
@@ -112,7 +112,7 @@ class NounGroup(click.Group):
             settings["context_settings"] = {"ignore_unknown_options": True}
         super().__init__(*args, **settings)
         self.params = [*self.params, *global_options(hidden=True)]
-        self.subcommand_metavar = "[NOUN] NAME..." if default_noun else "NOUN [NAME]..."
+        self.subcommand_metavar = "NAME | NOUN NAME..." if default_noun else "NOUN [NAME]..."
         self.default_noun = default_noun
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from moorings.client.client import Client
 from moorings.client.jobs import job_shape
@@ -18,13 +19,16 @@ from moorings.doctor.checks import JOB_CHECKS
 from moorings.doctor.findings import FAIL, PASS, SKIP, WARN, Finding
 from moorings.terminal.durations import Deadline
 from moorings.wire.codec import parse_time
-from moorings.wire.shapes import CheckpointBody, RunBody, RunRequest
+from moorings.wire.shapes import CheckpointBody, PauseRequest, RunBody, RunRequest
 from moorings.workloads.jobs import Accelerators, JobSpec
 from moorings.workloads.runs import ENDED, RunState
 
 LOOK_S = 0.5
+STOPS_S = 60.0  # longest time from KILL until its end is known
 TRIAL_SUFFIX = "-trial"
-_ON_ITS_OWN = "let it work on after it has saved, or exit with 85 ('run me again')"
+_ON_ITS_OWN = (
+    "let it work on after it has saved, or exit with 85 ('run me again'); if it was just done, shorten --works"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,19 @@ def check_contract(job: JobSpec) -> list[Finding]:
         return _stopped([Finding("job.starts", FAIL, "the job does not say that it is resumable", fix)])
     if job.checkpoint_directory is None:
         return _stopped([Finding("job.starts", FAIL, "the job names no folder", "'directory' in [checkpoint]")])
+    fault = folder_fault(job.checkpoint_directory)
+    if fault:
+        fix = "'directory' in [checkpoint] names the folder itself"
+        return _stopped([Finding("job.starts", FAIL, fault, fix)])
     return []
+
+
+def folder_fault(directory: str) -> str:
+    """Return why no look can be had at the job's own folder, as far as this machine has it; empty: nothing is known."""
+    folder = Path(directory)
+    if folder.is_symlink():
+        return f"{directory} is a symbolic link, and links are not followed"
+    return "" if folder.is_dir() or not folder.exists() else f"{directory} is no folder"
 
 
 def try_job(client: Client, job: JobSpec, times: TrialTimes, report: Callable[[str], None]) -> list[Finding]:
@@ -86,9 +102,9 @@ def _try_run(client: Client, run: RunBody, times: TrialTimes, report: Callable[[
         return [Finding("job.starts", FAIL, _not_running(first), f"moor describe run {run.id}")]
     found = [Finding("job.starts", PASS, f"{run.id} ran for {duration_text(times.works_s)} on devices {first.devices}")]
     report(f"{run.id}: is told to save")
-    paused = _pause(client, run.id, times)
+    paused = _pause(client, run, times)
     found.append(judge_save(paused))
-    whole = newest_whole(paused)
+    whole = paused.resume_point
     if paused.state != RunState.PAUSED or whole is None:
         return found
     report(f"{run.id}: resumes from {whole.path}")
@@ -96,7 +112,7 @@ def _try_run(client: Client, run: RunBody, times: TrialTimes, report: Callable[[
     second = _work(client, run.id, times)
     if second.state == RunState.RUNNING:
         report(f"{run.id}: is told to save again")
-        second = _pause(client, run.id, times)
+        second = _pause(client, run, times)
     found.append(judge_resume(whole, second))
     return found
 
@@ -115,19 +131,16 @@ def _work(client: Client, ident: str, times: TrialTimes) -> RunBody:
     return run
 
 
-def _pause(client: Client, ident: str, times: TrialTimes) -> RunBody:
-    limit = Deadline(times.limit_s)
-    run = client.pause_run(ident)
+def _pause(client: Client, run: RunBody, times: TrialTimes) -> RunBody:
+    """The run once it is PAUSED or has ended: a program that never saves is stopped when its time to save is over."""
+    contract = run.job.checkpoint
+    save_s = min(contract.warn_s, times.limit_s)
+    limit = Deadline(save_s + contract.grace_s + STOPS_S)
+    run = client.pause_run(run.id, PauseRequest(save_timeout_s=save_s))
     while run.state not in ENDED and run.state != RunState.PAUSED and not limit.is_over:
         time.sleep(LOOK_S)
-        run = client.get_run(ident)
+        run = client.get_run(run.id)
     return run
-
-
-def newest_whole(run: RunBody) -> CheckpointBody | None:
-    """The newest whole checkpoint that a run has saved; else what its last attempt was given, if anything."""
-    own = (each for each in run.checkpoints or () if parse_time(each.written_at) > parse_time(run.created_at))
-    return next((each for each in own if each.whole), run.resumed_from)
 
 
 def _not_running(run: RunBody) -> str:
@@ -146,7 +159,7 @@ def judge_save(run: RunBody) -> Finding:
         return Finding(check, FAIL, f"it is {run.state}: it does not stop", "its own log may say why: moor logs")
     if run.checkpoint_fault:
         return Finding(check, FAIL, run.checkpoint_fault, "let the job's user own a folder there")
-    whole = newest_whole(run)
+    whole = run.resume_point
     if whole is None:
         torn = next(iter(run.checkpoints or ()), None)
         why = f"{torn.path} is not whole: {torn.why}" if torn is not None else "there is no checkpoint"

@@ -32,10 +32,10 @@ from moorings.workloads.appliance import (
     appliance_priority,
     check_appliance_priority,
 )
-from moorings.workloads.checkpoints import RunCheckpoint, newest_whole
+from moorings.workloads.checkpoints import RunCheckpoint
 from moorings.workloads.jobs import JobSpec, check_job, claim_spec_for, job_size_bytes
 from moorings.workloads.run_turn import CancelRun, CreateRun, LabelRun, PauseRun, ResumeRun
-from moorings.workloads.runs import ENDED, Run, RunId, RunPause, RunState, resume_since, retry_delay_s
+from moorings.workloads.runs import ENDED, Run, RunId, RunPause, RunState, resume_point, retry_delay_s
 
 log = logging.getLogger("moorings.controller")
 
@@ -146,7 +146,7 @@ class RunService:
             raise MooringsError("checkpoint.invalid", detail, hint="name the same project")
         if path is not None:
             return _named_checkpoint(run, path)
-        found = newest_whole(run.checkpoints, resume_since(run)) or run.resumed_from
+        found = resume_point(run)
         if found is None:
             hint = f"moor get checkpoints {run.id}"
             raise MooringsError("checkpoint.invalid", f"run {run.id} has no whole checkpoint", hint=hint)
@@ -336,6 +336,10 @@ class RunService:
         check_owner_access(caller, f"local/{run.id}", run.subject, "pause a run")
         if run.is_ended:
             raise MooringsError("run.ended", f"run {run.id} is {run.state}; there is nothing to pause")
+        if run.checkpoint_fault and run.state in (RunState.STARTING, RunState.RUNNING):
+            detail = f"nobody can see whether run {run.id} saves its work: {run.checkpoint_fault}"
+            hint = f"'moor cancel {run.id}' stops it without that"
+            raise MooringsError("run.not_pausable", detail, hint=hint)
         contract = await self._checkpoint_contract(run)
         save_s = contract.warn_s if save_timeout_s is None else save_timeout_s
         resumable = contract.resumable or run.claim is not None
@@ -449,15 +453,16 @@ class RunService:
 
 
 def _named_checkpoint(run: Run, path: str) -> RunCheckpoint:
-    """The checkpoint of a run with that path or name.
+    """The checkpoint of a run with that path, the end of a path, or name.
 
     Raises:
         MooringsError: ``checkpoint.invalid``: there is none, or it is not whole.
     """
     hint = f"moor get checkpoints {run.id}"
-    found = next((each for each in run.checkpoints if path in (each.path, each.path.rpartition("/")[2])), None)
+    found = next((each for each in run.checkpoints if f"/{each.path}".endswith(f"/{path.removeprefix('./')}")), None)
     if found is None:
-        raise MooringsError("checkpoint.invalid", f"run {run.id} has no checkpoint {path[:80]!r}", hint=hint)
+        detail = f"no checkpoint {path[:80]!r} is among the newest of run {run.id}"
+        raise MooringsError("checkpoint.invalid", detail, hint=hint)
     if not found.is_whole:
         raise MooringsError("checkpoint.invalid", f"{found.path} is not whole: {found.why}", hint=hint)
     return found

@@ -199,7 +199,7 @@ def _paused_text(run: RunBody) -> str:
 def _requeued_text(run: RunBody) -> str:
     if run.state == RunState.PAUSED:
         return f"{_paused_text(run)} (attempt {run.attempt})"
-    return f"it was preempted and resumes later (attempt {run.attempt})"
+    return f"it was stopped, and resumes later (attempt {run.attempt})"
 
 
 def wait_for_start(client: Client, ident: str) -> bool:

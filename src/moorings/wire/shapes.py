@@ -462,12 +462,12 @@ class CheckpointBody:
 class PauseBody:
     """The pause of a run: who asked for it, and when. About ``stopsAt`` it is stopped, whatever it has saved.
 
-    ``resumesAt``: an attempt of it was lost, and it resumes by itself then.
+    Once it is PAUSED there is no ``stopsAt``. ``resumesAt``: an attempt of it was lost, and it resumes by itself then.
     """
 
     by: str
     asked_at: str
-    stops_at: str
+    stops_at: str | None = None
     resumes_at: str | None = None
 
 
@@ -477,6 +477,8 @@ class RunBody:
 
     On an engine with a scheduler of its own ``claim`` is left out, for that scheduler has it, and ``reference`` is what
     it calls the run. ``notes``, in the answer that makes a run: what its engine does otherwise than the job file says.
+    ``checkpoints`` are those that it has saved. ``resumedFrom`` is what its present attempt was given; ``resumePoint``
+    is what its next one would be given, or a new run that resumes from it.
     """
 
     id: str
@@ -506,6 +508,7 @@ class RunBody:
     checkpoints: tuple[CheckpointBody, ...] | None = None
     checkpoint_fault: str | None = None
     resumed_from: CheckpointBody | None = None
+    resume_point: CheckpointBody | None = None
     pause: PauseBody | None = None
     retries_used: int | None = None
 

@@ -440,9 +440,19 @@ def resume_since(run: Run) -> Timestamp:
     return run.created_at if run.chosen_at is None else run.chosen_at
 
 
+def resume_point(run: Run) -> RunCheckpoint | None:
+    """What an attempt after the present one is given: the newest whole checkpoint, or else what this one was given."""
+    return newest_whole(run.checkpoints, resume_since(run)) or run.resumed_from
+
+
 def with_resume_point(run: Run) -> Run:
-    """The run whose next attempt is given its newest whole checkpoint, or else what it was given before."""
-    return replace(run, resumed_from=newest_whole(run.checkpoints, resume_since(run)) or run.resumed_from)
+    """The run whose next attempt is given that."""
+    return replace(run, resumed_from=resume_point(run))
+
+
+def own_checkpoints(run: Run) -> tuple[RunCheckpoint, ...]:
+    """The checkpoints in its folder that were written since it was made, newest first."""
+    return tuple(each for each in run.checkpoints if each.written_at > run.created_at)
 
 
 def with_labels(run: Run, labels: Mapping[str, str]) -> Run:

@@ -1,16 +1,23 @@
 import inspect
+from dataclasses import replace
 
 import httpx2
 import pytest
 
+from moorings.api.render import run_body
 from moorings.controller.projects import ProjectService
 from moorings.controller.run_service import RunService
 from moorings.controller.service import Controller
+from moorings.controller.views import RunView
+from moorings.core.model.access import Caller, Role
 from moorings.core.model.reasons import Reason
-from moorings.core.model.timestamps import add_seconds
+from moorings.core.model.timestamps import Timestamp, add_seconds
+from moorings.testing.builders import a_job
 from moorings.wire.codec import decode, format_time
 from moorings.wire.shapes import CapacityBody, ClaimBody, DeviceBody, KeyBody, PartitionBody, PoolBody, RunBody
-from moorings.workloads.jobs import JobSpec
+from moorings.workloads.checkpoints import CheckpointRule, RunCheckpoint
+from moorings.workloads.jobs import JobSpec, summarize_job
+from moorings.workloads.runs import Run, RunId, RunPause, RunState
 from tests.cases import cases
 from tests.unit.api.pretend import ADMIN, START, USER, PretendController, PretendProjects, PretendRuns
 
@@ -132,6 +139,37 @@ async def test_a_run_is_listed_cancelled_and_shown(api: httpx2.AsyncClient) -> N
     assert (await api.get("/v1/runs")).json()["items"] == []
     assert (await api.get("/v1/runs?state=CANCELLED")).json()["items"] != []
     assert (await api.get("/v1/runs/run-0")).json()["code"] == "run.unknown"
+
+
+def test_a_run_is_shown_with_what_it_has_saved_and_what_it_would_resume_from() -> None:
+    """An earlier run may have left newer steps in its folder, or its user has chosen an older one than the newest."""
+    found = RunCheckpoint("/c/step-9.pt", 9, 1, Timestamp(50), is_whole=True, rule=CheckpointRule.ZIP)
+    own = replace(found, path="/c/step-3.pt", step=3, written_at=Timestamp(200))
+    chosen = replace(found, path="/c/step-1.pt", step=1)
+    ident = RunId("run-1")
+    job = summarize_job(a_job())
+    pause = RunPause("ann", Timestamp(300), 1.0, 0)
+    run = Run(
+        id=ident,
+        job=job,
+        engine="local",
+        subject="ann",
+        claim=None,
+        state=RunState.YIELDING,
+        created_at=Timestamp(100),
+        checkpoints=(own, found),
+        pause=pause,
+    )
+
+    def shown(run: Run) -> RunBody:
+        return run_body(RunView(run, None, None, None, None, job=a_job()), Caller("ann", Role.USER, "", "key-1"))
+
+    body = shown(run)
+    assert [each.step for each in body.checkpoints or ()] == [3]
+    assert (body.resume_point and body.resume_point.step, body.pause and body.pause.stops_at is not None) == (3, True)
+    body = shown(replace(run, state=RunState.PAUSED, resumed_from=chosen, chosen_at=Timestamp(250)))
+    assert (body.resume_point and body.resume_point.step, body.pause and body.pause.stops_at) == (1, None)
+    assert shown(replace(run, checkpoints=(found,), resumed_from=None)).resume_point is None
 
 
 async def test_a_run_is_paused_and_resumed(api: httpx2.AsyncClient, controller: PretendController) -> None:

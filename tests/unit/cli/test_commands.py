@@ -467,7 +467,7 @@ def test_pause_waits_until_the_devices_are_free_and_says_from_what_it_resumes(se
     server.on(
         "GET",
         "/v1/runs/run-7f3kq2m4xw2a",
-        body(samples.run(state="PAUSED", pause=PAUSE, checkpoints=(replace(SAVED, whole=False), SAVED))),
+        body(samples.run(state="PAUSED", pause=replace(PAUSE, stops_at=None), resume_point=SAVED)),
     )
     code, out, err = moor("pause", "digits", "--save-timeout", "5m")
     assert (code, out) == (0, "run/run-7f3kq2m4xw2a paused; it resumes from /c/step-7.pt\n")
@@ -475,13 +475,18 @@ def test_pause_waits_until_the_devices_are_free_and_says_from_what_it_resumes(se
     assert json.loads(server.seen[0].body) == {"saveTimeoutS": 300}
 
 
-def test_a_paused_run_does_not_resume_from_what_an_earlier_run_has_left(server, moor):
-    left = replace(SAVED, path="/c/step-900.pt", written_at="2025-01-31T09:00:00.000000Z")
-    for given, words in ((None, "no checkpoint of it is whole"), (SAVED, "it resumes from /c/step-7.pt")):
-        more = {"checkpoints": (left,), "resumed_from": given, "started_at": SAVED.written_at}
-        run = samples.run(state="PAUSED", pause=PAUSE, **more)
-        server.on("POST", "/v1/runs/digits/pause", body(run))
-        assert moor("pause", "digits")[:2] == (0, f"run/run-7f3kq2m4xw2a paused; {words}\n")
+def test_the_checkpoints_of_a_run_are_listed_with_why_nobody_can_look(server, moor):
+    server.on("GET", "/v1/runs/digits", body(samples.run(checkpoints=(SAVED,), checkpoint_fault="/c is a link")))
+    code, out, err = moor("get", "checkpoints", "digits")
+    assert (code, "step-7.pt" in out) == (0, True)
+    assert err == "warning: the checkpoints of run-7f3kq2m4xw2a cannot be looked at: /c is a link\n"
+
+
+def test_what_a_run_would_resume_from_is_described_once_it_is_paused(server, moor):
+    server.on("GET", "/v1/events", Reply({"items": []}))
+    for state, shown in (("RUNNING", False), ("PAUSED", True)):
+        server.on("GET", "/v1/runs/digits", body(samples.run(state=state, resume_point=SAVED)))
+        assert ("Resume point" in moor("describe", "run", "digits")[1]) == shown
 
 
 @pytest.mark.parametrize(

@@ -34,8 +34,8 @@ GIVEN = saved(40, 11)
 @pytest.mark.parametrize(
     ("more", "verdict", "words"),
     [
-        ({"checkpoints": (GIVEN,)}, PASS, "step-40.pt is whole (zip), 1.0 s after the warning"),
-        ({"checkpoints": (saved(30, 5),)}, WARN, "0:05 older than the warning: it saves nothing at a warning"),
+        ({"resume_point": GIVEN}, PASS, "step-40.pt is whole (zip), 1.0 s after the warning"),
+        ({"resume_point": saved(30, 5)}, WARN, "0:05 older than the warning: it saves nothing at a warning"),
         ({"checkpoints": (saved(30, 11, whole=False),)}, FAIL, "/c/step-30.pt is not whole: it is cut off"),
         ({}, FAIL, "there is no checkpoint"),
         ({"checkpoint_fault": "/c is a symbolic link"}, FAIL, "/c is a symbolic link"),
@@ -79,6 +79,27 @@ def test_a_job_without_the_contract_is_not_started():
         assert [(one.id, one.verdict) for one in found] == list(zip(JOB_CHECKS, (FAIL, SKIP, SKIP), strict=True))
         assert found[0].fix
     assert check_contract(replace(job, checkpoint=contract, checkpoint_directory="/c")) == []
+
+
+def test_a_folder_at_which_nobody_looks_fails_the_trial_before_it_starts(tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path)
+    job = replace(a_job(), checkpoint=CheckpointContract(resumable=True))
+    for name, words in (("link", "is a symbolic link"), ("file", "is no folder")):
+        found = check_contract(replace(job, checkpoint_directory=str(tmp_path / name)))
+        assert (found[0].verdict, words in found[0].evidence) == (FAIL, True)
+    assert check_contract(replace(job, checkpoint_directory=str(tmp_path))) == []
+
+
+def test_a_program_that_never_saves_has_the_time_of_a_step(server, moor, tmp_path):
+    (tmp_path / "job.toml").write_text(JOB)
+    server.on("POST", "/v1/runs", Reply(encode(samples.run()), 201))
+    server.on("GET", "/v1/runs/run-7f3kq2m4xw2a", body(samples.run()))
+    server.on("POST", "/v1/runs/run-7f3kq2m4xw2a/pause", body(samples.run(state="PAUSED", pause=PAUSE)))
+    server.on("POST", "/v1/runs/run-7f3kq2m4xw2a/cancel", body(samples.run(state="STOPPING")))
+    code, out, _ = moor("doctor", "--job", str(tmp_path / "job.toml"), "--works", "0", "--timeout", "9")
+    assert (code, "there is no checkpoint" in out) == (ExitCode.FINDINGS, True)
+    assert server.asked("POST", "/v1/runs/run-7f3kq2m4xw2a/pause")[0].json == {"saveTimeoutS": 9}
 
 
 def test_the_trial_is_small_and_leaves_the_real_checkpoints_alone():

@@ -20,6 +20,7 @@ from moorings.terminal.context import CommandContext
 from moorings.terminal.text import escape_controls
 from moorings.wire.codec import encode
 from moorings.wire.shapes import API_VERSION, ExplanationBody, PoolBody, ReasonBody, RunBody
+from moorings.workloads.runs import RunState
 
 EVENTS_SHOWN = 20
 CHECKPOINTS_SHOWN = 5
@@ -49,7 +50,7 @@ def _describe(session: CommandContext, noun: str, name: str, output: str | None)
     if shown.form.name != "table":
         shown.show_one(kind, body)
         return
-    short = replace(body, checkpoints=()) if isinstance(body, RunBody) else body
+    short = _without_checkpoints(body) if isinstance(body, RunBody) else body
     session.console.print_data(described(short, session.now(), shown.look))
     if isinstance(body, RunBody):
         _show_checkpoints(session, body)
@@ -59,6 +60,12 @@ def _describe(session: CommandContext, noun: str, name: str, output: str | None)
         _show_queued(session, body)
     if where is not None:
         _show_events(session, where)
+
+
+def _without_checkpoints(run: RunBody) -> RunBody:
+    """The run without those that a table shows, and before it stops without what it would resume from."""
+    point = run.resume_point if run.state == RunState.PAUSED else None
+    return replace(run, checkpoints=(), resume_point=point)
 
 
 def _show_checkpoints(session: CommandContext, run: RunBody) -> None:

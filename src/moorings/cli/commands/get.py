@@ -86,6 +86,16 @@ _LOADS: dict[str, tuple[Load, Sequence[Callable[[Any], Any]]]] = {
 }
 
 
+def _show_checkpoints(
+    session: CommandContext, shown: ResourcePrinter, kind: ResourceKind[Any], names: Sequence[str]
+) -> None:
+    runs = [session.client.get_run(name) for name in names]
+    shown.show_list(kind, [each for run in runs for each in run.checkpoints or ()])
+    for run in runs:
+        if run.checkpoint_fault:
+            session.console.warn(f"the checkpoints of {run.id} cannot be looked at: {run.checkpoint_fault}")
+
+
 def _get_one(session: CommandContext, noun: str, name: str) -> object:
     client = session.client
     if noun == "key":
@@ -123,7 +133,7 @@ def _show(session: CommandContext, kind: ResourceKind[Any], names: Sequence[str]
     elif kind is QUOTAS and chosen:
         _show_quotas(shown, chosen, filters)
     elif kind is CHECKPOINTS and chosen:
-        shown.show_list(kind, [each for run in chosen for each in session.client.get_run(run).checkpoints or ()])
+        _show_checkpoints(session, shown, kind, chosen)
     elif len(chosen) == 1:
         shown.show_one(kind, _get_one(session, kind.noun, chosen[0]))
     elif chosen:

@@ -9,7 +9,6 @@ import click
 
 from moorings.cli.command_tree import MoorCommand, NounGroup, examples, name_argument, names_argument, strip_nouns
 from moorings.cli.commands.drain import resume_devices_command
-from moorings.cli.job_trial import newest_whole
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.quantities import duration_text
 from moorings.core.model.timestamps import seconds_between
@@ -73,7 +72,7 @@ def _wait_for_pause(session: CommandContext, progress: Progress, run: RunBody, l
 
 def _saving_text(session: CommandContext, run: RunBody, pause: PauseBody) -> str:
     text = f"{run.id}: saves a checkpoint"
-    if not session.console.err_is_tty:  # in a log each change is a line
+    if pause.stops_at is None or not session.console.err_is_tty:  # in a log each change is a line
         return text
     left_s = max(0.0, seconds_between(session.now(), parse_time(pause.stops_at)))
     return f"{text}; it is stopped in {duration_text(left_s)} at the latest"
@@ -88,7 +87,7 @@ def _pause_text(run: RunBody) -> str:
         return "is being paused"
     if run.checkpoint_fault:
         return f"paused; its checkpoints cannot be looked at: {run.checkpoint_fault}"
-    saved = newest_whole(run)
+    saved = run.resume_point
     if saved is None and run.started_at is None:
         return "paused before it began"
     return f"paused; it resumes from {saved.path}" if saved is not None else "paused; no checkpoint of it is whole"
