@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -52,8 +53,7 @@ def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] 
         "--timeout", type=float, default=TIMEOUT_S, help="for everything, in seconds; 0: none (default: %(default)s)"
     )
     given = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
-    # As process 1 of a container it would ignore SIGTERM otherwise; there is nothing to clean up.
-    signal.signal(signal.SIGTERM, lambda _number, _frame: os._exit(TERMINATED))
+    _end_at_term()
     place = read_partition(environment)
     workers = _count(environment, "MOORINGS_WORKERS")
     api = make_api(environment, place.namespace, given.account)
@@ -65,6 +65,20 @@ def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] 
     wait_for_clean_partition(place, patience, reset=environment.get("MOORINGS_RESET") == "1")
     watched.wait(patience)  # a worker may have ended meanwhile
     _print("the partition is READY")
+
+
+def _end_at_term() -> None:
+    """End at SIGTERM, which process 1 of a container would ignore; there is nothing to clean up.
+
+    A thread waits for it: a handler that Python runs is late if the signal comes just before a call that blocks.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def end() -> None:
+        signal.sigwait({signal.SIGTERM})
+        os._exit(TERMINATED)
+
+    threading.Thread(target=end, name="term", daemon=True).start()
 
 
 def read_partition(environment: Mapping[str, str]) -> InstancePartition:
