@@ -179,6 +179,20 @@ def test_a_training_that_is_disturbed_ends_with_the_same_weights(site: Site) -> 
     site.await_empty()
 
 
+def test_one_that_has_lost_what_it_resumes_from_says_so(site: Site) -> None:
+    training = Training(site, "emptied")
+    training.saves(0)
+    ask = site.pod.ask
+    assert ask("POST", f"/v1/runs/{training.id}/pause", {})[0] in (200, 202)
+    point = training.wait("PAUSED")["resumePoint"]["path"]
+    for path in (training.folder / "checkpoints").iterdir():
+        path.unlink()
+    assert ask("POST", f"/v1/runs/{training.id}/resume", {})[0] == 200
+    end = training.wait("FAILED")
+    assert (end["exitCode"], f"checkpoint {point} is gone" in end["detail"]) == (126, True), end
+    site.await_empty()
+
+
 def test_one_that_waits_after_it_made_room_is_cancelled(site: Site) -> None:
     training = Training(site, "cancelled")
     training.saves(0)

@@ -214,6 +214,19 @@ async def test_a_requeued_run_is_given_its_newest_whole_checkpoint_by_its_node(r
         assert (seen.resumed_from.path, seen.checkpoint_fault) == (whole, "")
 
 
+@pytest.mark.usefixtures("nodes_have_python")
+async def test_a_chosen_checkpoint_that_is_torn_by_now_starts_nothing(rig: SlurmRig) -> None:
+    order = saving(rig, "echo began")
+    torn = rig.work / "saves" / "step-3.pt"
+    torn.write_bytes(b"PK\x03\x04 cut off")
+    async with open_engine(rig) as engine:
+        await engine.submit(replace(order, resume_from=str(torn), resume_step=3, resume_since=WallClock().now()))
+        end = await wait_for_end(engine, order.run)
+        assert (end.ending, end.exit_code) == (EndReason.NOT_STARTED, 126)
+        assert end.detail.startswith(f"checkpoint {torn} is not whole: ")
+        assert await read_output(engine, order.run) == b""
+
+
 async def saved(rig: SlurmRig, run: RunId, after: int) -> int:
     """The step of the newest whole checkpoint, once it is later than that; each look is a new controller's."""
     async with asyncio.timeout(patient(60)):
