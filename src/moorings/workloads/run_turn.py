@@ -597,7 +597,8 @@ class RunTurn:
         self._save(changed, run)
         if changed.checkpoint_fault not in ("", run.checkpoint_fault):
             self._emit_event("run.checkpoints_unseen", changed, {"why": changed.checkpoint_fault})
-        before, newest = newest_whole(run.checkpoints), newest_whole(changed.checkpoints)
+        # What an earlier run has left in the folder is no work of this one.
+        before, newest = (newest_whole(each.checkpoints, run.created_at) for each in (run, changed))
         if newest is None or (before is not None and newest.written_at <= before.written_at):
             return []
         data: dict[str, object] = {

@@ -649,6 +649,15 @@ def test_a_checkpoint_of_an_earlier_attempt_is_no_work_of_this_one():
     assert the_run(now).checkpoints == (saved(5, 0.5),)
 
 
+def test_what_an_earlier_run_has_left_is_no_event_of_this_one():
+    now = in_state(RunState.RUNNING, claims=[claim(ClaimState.READY, ready_at=NOW)])
+    left = saved(99, -60)
+    assert now.handle_input(RunStatus(RUN, RunPhase.RUNNING, checkpoints=(left,))) == []
+    assert (the_run(now).checkpoints, told(now)) == ((left,), [])
+    now.handle_input(RunStatus(RUN, RunPhase.RUNNING, checkpoints=(saved(1, 0.5), left)))
+    assert told(now) == ["run.checkpoint_saved"]
+
+
 def test_a_status_without_a_look_keeps_what_is_known():
     now = in_state(RunState.RUNNING, claims=[claim(ClaimState.READY)], checkpoints=(saved(5, 0.5),))
     assert now.handle_input(RunStatus(RUN, RunPhase.RUNNING)) == []
