@@ -35,7 +35,7 @@ from moorings.workloads.appliance import (
 from moorings.workloads.checkpoints import RunCheckpoint
 from moorings.workloads.jobs import JobSpec, check_job, claim_spec_for, job_size_bytes
 from moorings.workloads.run_turn import CancelRun, CreateRun, LabelRun, PauseRun, ResumeRun
-from moorings.workloads.runs import ENDED, Run, RunId, RunPause, RunState, resume_point, retry_delay_s
+from moorings.workloads.runs import ENDED, Run, RunId, RunPause, RunState, own_checkpoints, resume_point, retry_delay_s
 
 log = logging.getLogger("moorings.controller")
 
@@ -459,7 +459,9 @@ def _named_checkpoint(run: Run, path: str) -> RunCheckpoint:
         MooringsError: ``checkpoint.invalid``: there is none, or it is not whole.
     """
     hint = f"moor get checkpoints {run.id}"
-    found = next((each for each in run.checkpoints if f"/{each.path}".endswith(f"/{path.removeprefix('./')}")), None)
+    given = (run.resumed_from,) if run.resumed_from is not None else ()
+    known: tuple[RunCheckpoint, ...] = (*own_checkpoints(run), *given)
+    found = next((each for each in known if f"/{each.path}".endswith(f"/{path.removeprefix('./')}")), None)
     if found is None:
         detail = f"no checkpoint {path[:80]!r} is among the newest of run {run.id}"
         raise MooringsError("checkpoint.invalid", detail, hint=hint)

@@ -322,7 +322,7 @@ class RunTurn:
             data: dict[str, object] = {"partition": claim.partition}
             if run.resumed_from is not None:
                 data["resume_from"] = run.resumed_from.path
-            if run.attempt and (torn := torn_newer(run.checkpoints, run.resumed_from)):
+            if run.attempt and (torn := torn_newer(runs.own_checkpoints(run), run.resumed_from)):
                 data["torn"] = [each.path for each in torn]
             self._move(run, RunEvent.PARTITION_READY, "run.starting", data)
         elif claim.state is ClaimState.RECLAIMING and waiting:
@@ -764,7 +764,7 @@ def _lost_work(run: Run, seen: RunStatus) -> dict[str, object]:
 
 def _lost_in_scheduler(run: Run, now: Timestamp) -> dict[str, object]:
     """The work since the newest whole checkpoint, in seconds, if the start that its scheduler has ended saved that."""
-    saved, given = newest_whole(run.checkpoints), run.resumed_from
+    saved, given = newest_whole(run.checkpoints, run.created_at), run.resumed_from
     if saved is None or (given is not None and saved.written_at <= given.written_at):
         return {}  # nobody knows when that start began
     return {"lost_s": round(max(0.0, seconds_between(saved.written_at, now)), 1)}

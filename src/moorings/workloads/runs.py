@@ -259,8 +259,7 @@ class Run:
         checkpoints: the newest in its folder as last reported, newest first.
         checkpoint_fault: why that folder cannot be looked at; else empty.
         resumed_from: the checkpoint that its present attempt was given.
-        chosen_at: when it was resumed from that checkpoint by choice: its attempts are given that until it has saved a
-            newer one, or is resumed without a choice.
+        chosen_at: when it was last resumed from a checkpoint by choice: what it had saved until then is given no more.
         pause: set while it is being paused, and while it is PAUSED; in no other state.
         loss_record: its lost attempts that were retried; None: none was.
     """
@@ -318,6 +317,8 @@ def step(run: Run, event: RunEvent, now: Timestamp, detail: str = "") -> Run:
 
     state = transition(NEXT, "run", run.id, run.state, event, story)
     changed = replace(run, state=state, version=run.version + 1, detail=detail or run.detail)
+    if event is RunEvent.PARTITION_READY:
+        changed = replace(changed, checkpoint_fault="")  # another node may see more
     if state not in _MAY_HAVE_PAUSE:
         changed = replace(changed, pause=None)
     if state is RunState.STOPPING:
@@ -366,7 +367,7 @@ def cancel_pause(run: Run, why: str) -> Run:
 
 def after_loss(run: Run) -> LossRecord:
     """The losses of a run with the one of its present attempt."""
-    newest = newest_whole(run.checkpoints)
+    newest = newest_whole(run.checkpoints, run.created_at)
     path = newest.path if newest is not None else None
     if run.loss_record is None:
         return LossRecord(1, path, 0 if run.state is RunState.WAITING else 1)
@@ -406,13 +407,11 @@ def apply_resume(run: Run, claim: ClaimId | None, chosen: RunCheckpoint | None, 
     Args:
         run: PAUSED.
         claim: the one it waits for; None: it waits in its engine's scheduler.
-        chosen: the checkpoint that its user wants; None: the newest whole one.
+        chosen: the checkpoint that its user wants; None: the newest whole one since the last choice.
         now: the time.
     """
     waiting = replace(step(run, RunEvent.RESUME, now), claim=claim)
-    if chosen is None:
-        return replace(waiting, chosen_at=None)
-    return replace(waiting, resumed_from=chosen, chosen_at=now)
+    return waiting if chosen is None else replace(waiting, resumed_from=chosen, chosen_at=now)
 
 
 def with_external_id(run: Run, reference: str) -> Run:

@@ -22,7 +22,7 @@ from moorings.testing.builders import a_run as any_run
 from moorings.workloads.appliance import ApplianceJobType, WorkflowPart
 from moorings.workloads.checkpoints import CheckpointRule, RunCheckpoint
 from moorings.workloads.run_turn import CancelRun, PauseRun, ResumeRun, RunRegistry, RunRejected, RunTurn
-from moorings.workloads.runs import EndReason, EndRecord, Run, RunPause, RunPhase, RunState, RunStatus
+from moorings.workloads.runs import EndReason, EndRecord, Run, RunPause, RunPhase, RunState, RunStatus, resume_point
 from tests.cases import cases
 
 LATER = Timestamp(NOW + SECOND)
@@ -277,12 +277,21 @@ def test_what_lay_in_the_folder_when_the_run_was_made_is_another_ones():
     assert the_run(now).resumed_from is None
 
 
-def test_a_choice_ends_with_the_next_resumption_without_one():
+@pytest.mark.parametrize("role", [Role.USER, None], ids=["resumed", "retried"])
+def test_a_choice_stays_until_the_run_has_saved_or_its_user_chooses_again(role: Role | None):
+    """What it had saved until then, its user has gone back behind."""
     old, new = a_checkpoint(10, NOW), a_checkpoint(20, Timestamp(NOW + SECOND // 2))
-    now = turn(paused(checkpoints=(new, old), resumed_from=old, chosen_at=LATER))
-    now.handle_input(resume())
+    run = paused(checkpoints=(new, old), resumed_from=old, chosen_at=LATER)
+    if role is None:
+        assert run.pause is not None
+        run = replace(run, pause=replace(run.pause, resume_at=LATER))
+    assert resume_point(run) == old
+    now = turn(run)
+    now.handle_input(replace(resume(), role=role))
     now.apply_claim_changes([replace(HELD, id=NEXT_CLAIM)])
-    assert the_run(now).resumed_from == new
+    assert the_run(now).resumed_from == old
+    saved = a_checkpoint(11, Timestamp(LATER + SECOND))
+    assert resume_point(replace(run, checkpoints=(saved, new, old))) == saved
 
 
 def test_a_run_that_goes_on_after_a_restore_can_be_paused_though_no_record_has_its_claim():
