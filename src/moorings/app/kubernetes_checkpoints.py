@@ -8,6 +8,7 @@ Standard library only.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -67,11 +68,12 @@ def watch_task(folder: Path, start: int, job: WatchedJob) -> None:
 
 
 def report_choice(folder: Path, start: int) -> None:
-    """Tell the task and the controller what this start resumes from, if it does."""
+    """Tell the task what was chosen or refused, and the controller what this start resumes from, if it does."""
+    with contextlib.suppress(FileNotFoundError):
+        (folder / RESUME).chmod(0o644)  # the task may be another user's
     given = record_of_start(AttemptCheckpoints(folder), start).resumed_from
     if given is None:
         return
-    (folder / RESUME).chmod(0o644)  # the task may be another user's
     record = json.dumps(to_plain(CheckpointRecord(start, (), "", given)))
     if len(record) <= MESSAGE_CHARS_MAX:  # kubelet cuts longer ones; the next look tells of it, too
         MESSAGE.write_text(record)

@@ -6,6 +6,7 @@ beside the real one, so that no checkpoint of the job is touched.
 
 from __future__ import annotations
 
+import stat
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -73,10 +74,13 @@ def check_contract(job: JobSpec) -> list[Finding]:
 
 def folder_fault(directory: str) -> str:
     """Return why no look can be had at the job's own folder, as far as this machine has it; empty: nothing is known."""
-    folder = Path(directory)
-    if folder.is_symlink():
+    try:
+        mode = Path(directory).lstat().st_mode
+    except OSError:  # it is not made yet, or not this user's to see
+        return ""
+    if stat.S_ISLNK(mode):
         return f"{directory} is a symbolic link, and links are not followed"
-    return "" if folder.is_dir() or not folder.exists() else f"{directory} is no folder"
+    return "" if stat.S_ISDIR(mode) else f"{directory} is no folder"
 
 
 def try_job(client: Client, job: JobSpec, times: TrialTimes, report: Callable[[str], None]) -> list[Finding]:

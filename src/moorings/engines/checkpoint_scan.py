@@ -65,7 +65,7 @@ def look_at_folder(
     *,
     is_open: Callable[[str, Timestamp], bool] = lambda *_: False,
 ) -> CheckpointLook:
-    """Look at a checkpoint folder; a folder that cannot be read is a fault in the result.
+    """Look at a checkpoint folder; one that cannot be read is a fault in the result, and one not yet made is empty.
 
     Args:
         folder: absolute path.
@@ -76,6 +76,8 @@ def look_at_folder(
     """
     try:
         base = os.open(folder, _FLAGS | os.O_DIRECTORY)
+    except FileNotFoundError:
+        return NO_LOOK
     except OSError as error:
         return CheckpointLook(fault=_fault(folder, error))
     try:

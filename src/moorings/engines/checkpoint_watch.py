@@ -153,9 +153,9 @@ class CheckpointWatch:
             is_torn = known.rule is not CheckpointRule.UNCHANGED and known.why
             fault = f"is not whole: {known.why}" if is_torn else ""
         else:
-            gone = os.path.dirname(path) == self._directory.rstrip("/") and not os.path.lexists(path)  # noqa: PTH120
-            fault = "is gone" if gone else ""
-        return f"checkpoint {path} {fault}; another one is chosen with --from" if fault else ""
+            ours = os.path.dirname(path) == self._directory.rstrip("/")  # noqa: PTH120
+            fault = "is gone" if ours and _is_gone(path) else ""
+        return f"checkpoint {path} {fault}; 'moor run --resume RUN --from' begins with another one" if fault else ""
 
     def record(self) -> CheckpointRecord:
         """What there is to record after the last look."""
@@ -313,6 +313,14 @@ def _newest(found: Sequence[RunCheckpoint]) -> tuple[RunCheckpoint, ...]:
 
 def _whole(look: CheckpointLook) -> frozenset[RunCheckpoint]:
     return frozenset(_identity(each) for each in look.found if each.is_whole)
+
+
+def _is_gone(path: str) -> bool:
+    try:
+        os.lstat(path)
+    except OSError as error:
+        return isinstance(error, FileNotFoundError | NotADirectoryError)  # others: nobody here may look
+    return False
 
 
 def _identity(found: RunCheckpoint) -> RunCheckpoint:

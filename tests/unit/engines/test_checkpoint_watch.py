@@ -122,10 +122,12 @@ def test_what_is_torn_or_gone_is_not_resumed_from(record, saves, tmp_path):
     found = looks.look_before()
     assert found is not None
     faults = {name: looks.fault_of(f"{saves}/{name}", found) for name in ("step-1.pt", "step-3.bin", "step-4.pt")}
-    gone = f"checkpoint {saves}/step-4.pt is gone; another one is chosen with --from"
+    gone = f"checkpoint {saves}/step-4.pt is gone; 'moor run --resume RUN --from' begins with another one"
     assert faults == {"step-1.pt": "", "step-3.bin": "", "step-4.pt": gone}
     assert looks.fault_of(f"{saves}/step-2.pt", found).startswith(f"checkpoint {saves}/step-2.pt is not whole: ")
     assert looks.fault_of(f"{tmp_path}/step-9.pt", found) == ""  # of another folder: its program will see
+    deaf = saves / ("n" * 300)  # nobody can say whether it is there
+    assert looks.fault_of(str(deaf), found) == ""
 
 
 def test_a_start_does_not_wait_for_a_look_that_hangs(record, saves, monkeypatch):

@@ -49,8 +49,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def run(folder: Path, what: str, environment: Mapping[str, str]) -> None:
-    job = WatchedJob(str(folder / "saves"), ("train",), (), resumable=True)
+def run(folder: Path, what: str, environment: Mapping[str, str], ordered: str | None = None) -> None:
+    job = WatchedJob(str(folder / "saves"), ("train",), (), resumable=True, ordered=ordered)
     with pytest.raises(ExitedError):
         program.main([what, json.dumps(to_plain(job))], environment)
 
@@ -71,6 +71,13 @@ def test_a_task_is_given_the_newest_whole_one_when_it_starts_again(folder: Path,
         assert said is not None
         assert said.resumed_from == record.resumed_from
         assert stat.S_IMODE(resume.stat().st_mode) == 0o644  # the task may be another user's
+
+
+def test_a_task_of_any_user_is_told_that_its_checkpoint_is_gone(folder: Path) -> None:
+    run(folder, "begin", {}, ordered=str(folder / "saves" / "step-7.pt"))
+    resume = folder / "shared" / "resume"
+    assert ("step-7.pt is gone" in resume.read_text(), (folder / "message").exists()) == (True, False)
+    assert stat.S_IMODE(resume.stat().st_mode) == 0o644
 
 
 def test_a_job_starts_where_nobody_can_look(

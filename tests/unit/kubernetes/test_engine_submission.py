@@ -284,6 +284,8 @@ def test_nobody_looks_where_there_is_nothing_to_see(settings: KubernetesEngineSe
     assert "initContainers" not in spec
     assert [one["name"] for one in spec["containers"]] == ["task"]
     assert any("nobody sees its checkpoints" in one for one in describe_differences(wanted.job, settings))
+    unseen = build_submitted_job(wanted, settings).unseen
+    assert unseen.startswith("nobody sees its checkpoints, since ") == (folder is not None)
 
 
 def test_what_is_different_of_a_run_that_borrows_is_said() -> None:

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from moorings.core.model.errors import MooringsError
+from moorings.engines.checkpoint_watch import CheckpointRecord
 from moorings.engines.launch import parse_signal, rejected_error, unavailable_error
 from moorings.engines.run_folder import AttemptFolder
 from moorings.engines.scheduled import NewestAttempt, ScheduledEngine
@@ -219,7 +220,10 @@ class KubernetesEngine(ScheduledEngine):
                 return RunStatus(run, RunPhase.UNKNOWN, reason="Kubernetes cannot be asked")
             else:
                 seen = await self._observe_job(run, attempt, facts)
-            seen = await self._of_attempt(seen, attempt, await asyncio.to_thread(attempt.last_checkpoints))
+            record = await asyncio.to_thread(attempt.last_checkpoints)
+            if record is None and facts.asked.unseen:
+                record = CheckpointRecord(attempt.number, (), facts.asked.unseen)
+            seen = await self._of_attempt(seen, attempt, record)
             life = self._tracker.get_attempt((run, attempt.number))
             given = life.resumed_from if life is not None else None
             return replace(seen, resumed_from=given or seen.resumed_from)

@@ -36,7 +36,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class SubmittedIPUJob:
-    """The order of an attempt, as far as it is needed later; ``warn_signal``: one or more, the first choice first."""
+    """The order of an attempt, as far as it is needed later.
+
+    ``warn_signal``: one or more, the first choice first. ``unseen``: why nobody looks at its checkpoints; else empty.
+    """
 
     namespace: str
     name: str
@@ -45,6 +48,7 @@ class SubmittedIPUJob:
     time_limit_s: float | None = None
     warn_s: float = 0.0
     warn_signal: str = "USR1"
+    unseen: str = field(default="", metadata=OMIT_IF_DEFAULT)
 
     @property
     def reference(self) -> str:

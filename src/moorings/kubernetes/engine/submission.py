@@ -93,10 +93,17 @@ def describe_differences(job: JobSpec, settings: KubernetesEngineSettings) -> tu
         told.append("its CPUs are not asked of Kubernetes")
     if job.preemptible:
         told.append("Kubernetes warns it with TERM alone when others need what it has borrowed")
-    if job.checkpoint.resumable and not settings.sees_checkpoints_of(job):
-        why = "the controller names no checkpoint_image" if not settings.checkpoint_image else "they are in no volume"
-        told.append(f"nobody sees its checkpoints, since {why}: it has to find them by itself when it starts again")
+    if unseen := _unseen_reason(job, settings):
+        told.append(f"{unseen}: it has to find them by itself when it starts again")
     return tuple(told)
+
+
+def _unseen_reason(job: JobSpec, settings: KubernetesEngineSettings) -> str:
+    """Why nobody sees the checkpoints of a job that resumes; empty: they are seen, or it does not."""
+    if not job.checkpoint.resumable or settings.sees_checkpoints_of(job):
+        return ""
+    why = "the controller names no checkpoint_image" if not settings.checkpoint_image else "they are in no volume"
+    return f"nobody sees its checkpoints, since {why}"
 
 
 def name_of(run: RunId, attempt: int) -> str:
@@ -129,6 +136,7 @@ def build_submitted_job(order: RunSubmission, settings: KubernetesEngineSettings
         time_limit_s=job.time_limit_s,
         warn_s=contract.warn_s,
         warn_signal=signal_names(warn_signals(contract.warn_signal, to_yield=False)),
+        unseen=_unseen_reason(job, settings) if job.checkpoint_directory is not None else "",
     )
 
 
