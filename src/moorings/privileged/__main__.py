@@ -1,0 +1,65 @@
+"""The root daemon as a program: ``python3 -I -m moorings.privileged``."""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import logging
+import os
+import pwd
+import signal
+import socket
+import sys
+from pathlib import Path
+
+from moorings.privileged.cgroups import MOUNTS, CgroupTree, parse_mounts
+from moorings.privileged.daemon import RootDaemon
+from moorings.privileged.trust import tree_fault, trust_fault
+
+SUPERVISOR = ("-I", "-m", "moorings.local.shared_supervisor")
+
+
+def main() -> None:
+    """Serve until TERM; the jobs go on."""
+    parser = argparse.ArgumentParser(prog="moorings.privileged", description="Start jobs as the people who asked.")
+    parser.add_argument("--folder", type=Path, default=Path("/var/lib/moorings-jobs"), help="(default: %(default)s)")
+    parser.add_argument("--sockets", type=Path, default=Path("/run/moorings"), help="(default: %(default)s)")
+    parser.add_argument("--controller", default="moorings", help="the controller's user (default: %(default)s)")
+    given = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
+    code = Path(__file__).parent.parent
+    for fault in (tree_fault(code), *map(trust_fault, (Path(sys.executable), Path(os.__file__), given.folder.parent))):
+        if fault:
+            sys.exit(f"moorings.privileged: {fault}: whoever can change that would be root")
+    given.folder.mkdir(mode=0o711, exist_ok=True)
+    given.sockets.mkdir(mode=0o755, exist_ok=True)
+    lock = os.open(given.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        sys.exit(f"moorings.privileged: another daemon uses {given.folder}")
+    cgroups = CgroupTree(parse_mounts(MOUNTS.read_text()))
+    cgroups.prepare()
+    owner = pwd.getpwnam(given.controller)
+    sockets = [_listen(given.sockets / "submit", 0o666), _listen(given.sockets / "control", 0o600, owner.pw_uid)]
+    stopped: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: stopped.append(number))
+    daemon = RootDaemon(given.folder, cgroups, (sys.executable, *SUPERVISOR), (owner.pw_uid, owner.pw_gid))
+    daemon.serve(sockets[0], sockets[1], lambda: bool(stopped))
+
+
+def _listen(path: Path, mode: int, owner: int = 0) -> socket.socket:
+    path.unlink(missing_ok=True)
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o777 & ~mode)
+    try:
+        listening.bind(str(path))
+    finally:
+        os.umask(before)
+    os.chown(path, owner, -1)
+    listening.listen(128)
+    return listening
+
+
+if __name__ == "__main__":
+    main()

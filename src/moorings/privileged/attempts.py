@@ -1,0 +1,237 @@
+"""The records of each attempt of a job, in root's folder, and the start of its supervisor as the person.
+
+One attempt's folder::
+
+    attempt.json   what was ordered; it is there before anything is started
+    started.json   the supervisor's process; it is there before the supervisor may begin
+    cancel.json    a request to the supervisor, and
+    yield.json     another one; the person may read them
+    end.json       how it ended; it is there once nothing is left in the cgroup
+    run/           the person's: the supervisor's own records and the output, for the controller's group to read
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from moorings.privileged import pam
+from moorings.privileged.accounts import PersonAccount, groups_of
+from moorings.privileged.cgroups import JobCgroup
+from moorings.privileged.records import fsync_folder, read_record, write_record
+
+PATH = "/usr/local/bin:/usr/bin:/bin"
+NOT_BEGUN = 125  # the exit code of a child that was not let begin
+CANNOT_BEGIN = 126
+GO = b"g"
+
+
+@dataclass(frozen=True, slots=True)
+class StartedProcess:
+    """A process that can be told from a later one with its id."""
+
+    pid: int
+    start_ticks: int
+    boot: str
+
+    def open(self) -> int | None:
+        """A descriptor of it (pidfd_open(2)); None: it is gone."""
+        if self.boot != boot_id():
+            return None
+        try:
+            descriptor = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return None
+        if start_ticks(self.pid) != self.start_ticks:
+            os.close(descriptor)
+            return None
+        return descriptor
+
+
+class AttemptRecords:
+    """The records of one attempt."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.run = path / "run"
+
+    @property
+    def entry(self) -> str:
+        """Of its job."""
+        return self.path.parent.name
+
+    @property
+    def number(self) -> int:
+        """Of the attempt."""
+        return int(self.path.name)
+
+    @property
+    def cgroup(self) -> str:
+        """The name of its cgroup."""
+        return f"{self.entry}.{self.number}"
+
+    def create(self, account: PersonAccount, readers: int, order: Mapping[str, Any]) -> None:
+        """Make the folder and what was ordered; the folder ``run`` is the person's, and that group may read it.
+
+        Raises:
+            OSError: that failed.
+        """
+        self.path.parent.mkdir(mode=0o711, exist_ok=True)
+        self.path.mkdir(mode=0o711)
+        self.run.mkdir(mode=0o700)
+        os.chown(self.run, account.uid, readers)
+        self.run.chmod(0o2750)
+        fsync_folder(self.path.parent)
+        fsync_folder(self.path.parent.parent)
+        write_record(self.path / "attempt.json", {"name": account.name, "uid": account.uid, **order})
+
+    def record(self, name: str) -> dict[str, Any] | None:
+        """A record; None: there is none, or none that can be read."""
+        try:
+            return read_record(self.path / f"{name}.json")
+        except ValueError:
+            return None
+
+    def process(self) -> StartedProcess | None:
+        """The supervisor's process; None: it was never let begin."""
+        found = self.record("started")
+        return None if found is None else StartedProcess(int(found["pid"]), int(found["ticks"]), str(found["boot"]))
+
+    def save_process(self, process: StartedProcess) -> None:
+        """Record the supervisor's process."""
+        write_record(
+            self.path / "started.json", {"pid": process.pid, "ticks": process.start_ticks, "boot": process.boot}
+        )
+
+    def save_request(self, name: str, request: Mapping[str, Any]) -> None:
+        """Record what the supervisor is asked to do, for the person to read."""
+        write_record(self.path / f"{name}.json", dict(request), mode=0o644)
+
+    def save_end(self, code: int | None, why: str, oom_kills: int) -> None:
+        """Record the end; ``code``: the supervisor's exit code, 128 + N of signal N, None: not known."""
+        write_record(self.path / "end.json", {"code": code, "why": why, "oomKills": oom_kills, "at": time.time()})
+
+    def remove_records(self) -> None:
+        """Remove the folder, from which ``run`` was emptied."""
+        if self.run.exists():
+            self.run.rmdir()
+        shutil.rmtree(self.path)
+
+
+def start_supervisor(
+    command: Sequence[str], account: PersonAccount, given: Mapping[str, Any], folder: AttemptRecords, cgroup: JobCgroup
+) -> tuple[int, int]:
+    """Start a supervisor that waits; returns its process id, and a pipe: it begins once it can read ``GO`` there.
+
+    If the pipe is closed without that, as it is if this process dies, the supervisor ends without having begun.
+
+    Raises:
+        OSError: it could not be started.
+    """
+    stdin = os.memfd_create("job")
+    os.write(stdin, json.dumps(given).encode())
+    os.lseek(stdin, 0, os.SEEK_SET)
+    waits, goes = os.pipe()
+    groups = groups_of(account)
+    pid = os.fork()
+    if pid == 0:
+        os.close(goes)
+        _begin([*command, str(folder.path)], account, groups, stdin, waits, cgroup)
+    os.close(stdin)
+    os.close(waits)
+    return pid, goes
+
+
+def _begin(
+    command: Sequence[str], account: PersonAccount, groups: Sequence[int], stdin: int, waits: int, cgroup: JobCgroup
+) -> NoReturn:
+    """Become the person, in the job's cgroup, and execute the supervisor; in a process that was forked for it."""
+    try:
+        os.setsid()
+        for number in signal.valid_signals():
+            if number not in (signal.SIGKILL, signal.SIGSTOP) and signal.getsignal(number) is not None:
+                signal.signal(number, signal.SIG_DFL)
+        signal.set_wakeup_fd(-1)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        cgroup.enter()
+        if os.read(waits, 1) != GO:
+            os._exit(NOT_BEGUN)
+        os.dup2(stdin, 0)
+        if pam.SERVICE_FILE.exists():
+            pam.open_session(account.name)
+        become(account, groups)
+        output = os.open(
+            f"{command[-1]}/run/supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600
+        )
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.closerange(3, 1 << 20)  # ours close by themselves, and those that came with the daemon do not
+        os.execve(command[0], list(command), supervisor_environment(account))  # noqa: S606 - there is no shell in it
+    except BaseException as error:  # nothing of ours may run on in this process
+        sys.stderr.write(f"{account.name}: {error!r}\n")
+    os._exit(CANNOT_BEGIN)
+
+
+def become(account: PersonAccount, groups: Sequence[int]) -> None:
+    """Become a person for good.
+
+    Raises:
+        OSError: that failed, or could be undone.
+    """
+    os.umask(0o077)
+    os.chdir("/")
+    os.setgroups(groups)
+    os.setresgid(account.gid, account.gid, account.gid)
+    os.setresuid(account.uid, account.uid, account.uid)
+    try:
+        os.setuid(0)
+    except PermissionError:
+        return
+    raise OSError("the powers of root could not be dropped")
+
+
+def supervisor_environment(account: PersonAccount) -> dict[str, str]:
+    """The whole environment of a supervisor: nothing of it is anybody's choice."""
+    named = {"HOME": account.home, "USER": account.name, "LOGNAME": account.name, "SHELL": account.shell}
+    return {"PATH": PATH, "LANG": "C.UTF-8", **named}
+
+
+def start_remover(account: PersonAccount, folder: AttemptRecords) -> int:
+    """Start a process that empties ``run`` as the person; returns its process id."""
+    groups = groups_of(account)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            become(account, groups)
+            for each in list(os.scandir(folder.run)):
+                if each.is_dir(follow_symlinks=False):
+                    shutil.rmtree(each.path)
+                else:
+                    os.unlink(each.path)  # noqa: PTH108 - beside os.scandir
+            os._exit(0)
+        except BaseException as error:  # as above
+            sys.stderr.write(f"{folder.path}: {error!r}\n")
+        os._exit(1)
+    return pid
+
+
+def boot_id() -> str:
+    """The id of this start of the machine (random(4))."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def start_ticks(pid: int) -> int:
+    """When a process began, in clock ticks since the machine did (proc(5)); -1: it is gone."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return -1
+    return int(text.rpartition(")")[2].split()[19])

@@ -1,0 +1,364 @@
+"""The root daemon: ``python3 -I -m moorings.privileged.daemon``. One thread, and each request is a few small files.
+
+Two sockets. On ``submit`` anybody hands in jobs, and takes back their own. On ``control`` one user, the controller,
+starts, asks and ends what was handed in. A connection is one request, a JSON object up to the end of what is sent, and
+one answer. The kernel says who is connected (SO_PEERCRED, unix(7)); nothing that is sent says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import selectors
+import signal
+import socket
+import struct
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from moorings.privileged.accounts import PersonAccount, find_account
+from moorings.privileged.attempts import (
+    GO,
+    AttemptRecords,
+    StartedProcess,
+    boot_id,
+    start_remover,
+    start_supervisor,
+    start_ticks,
+)
+from moorings.privileged.cgroups import TASKS_MAX, CgroupTree, JobLimits
+from moorings.privileged.refusals import Refused
+from moorings.privileged.spool import JOB_BYTES_MAX, Spool, check_entry
+
+log = logging.getLogger("moorings.privileged")
+
+REQUEST_BYTES_MAX = JOB_BYTES_MAX + (64 << 10)
+CONNECTIONS_MAX, CONNECTIONS_MAX_USER = 64, 8
+REQUEST_S_MAX = 5.0
+LOOK_S = 0.05  # between two looks at a cgroup whose processes are being killed
+ENTRIES_MAX = 1000  # of one question for their state
+RECORDS = ("cancel", "yield")  # what a supervisor may be asked
+SIGNALS = (signal.SIGTERM, *range(signal.SIGRTMIN, signal.SIGRTMAX + 1))  # to a supervisor
+
+
+@dataclass(slots=True)
+class _ClientConnection:
+    socket: socket.socket
+    uid: int
+    is_control: bool
+    until_s: float
+    received: bytearray = field(default_factory=bytearray)
+
+
+@dataclass(slots=True)
+class _Live:
+    """An attempt that has not ended: a descriptor of its supervisor while that lives, then its code, if it is known."""
+
+    folder: AttemptRecords
+    descriptor: int | None = None
+    code: int | None = None
+    why: str = ""
+
+
+class RootDaemon:
+    """The daemon.
+
+    Args:
+        folder: its own, root's alone but for ``run`` of each attempt.
+        cgroups: of the jobs.
+        supervisor: the command of a supervisor; the attempt's folder is added.
+        controller: uid and gid of who may control; what supervisors write is for that group to read.
+        account_of: finds a person's account.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        cgroups: CgroupTree,
+        supervisor: Sequence[str],
+        controller: tuple[int, int],
+        account_of: Callable[[int], PersonAccount] = find_account,
+    ) -> None:
+        self._jobs = folder / "jobs"
+        self._jobs.mkdir(mode=0o711, exist_ok=True)
+        self._spool = Spool(folder / "spool")
+        self._cgroups, self._supervisor = cgroups, supervisor
+        self._controller, self._account_of = controller, account_of
+        self._selector = selectors.DefaultSelector()
+        self._connections: dict[int, _ClientConnection] = {}
+        self._live: dict[str, _Live] = {}  # by entry: of a job one attempt lives at a time
+        self._removers: dict[int, AttemptRecords] = {}
+
+    # -- serving -------------------------------------------------------------------------------------------------------
+
+    def serve(self, submit: socket.socket, control: socket.socket, is_over: Callable[[], bool]) -> None:
+        """Serve until that; jobs go on without this process."""
+        self.recover()
+        for listening, is_control in ((submit, False), (control, True)):
+            listening.setblocking(False)
+            self._selector.register(listening, selectors.EVENT_READ, ("accept", is_control))
+        while not is_over():
+            for key, _ in self._selector.select(LOOK_S if self._is_ending() else 1.0):
+                what, value = key.data
+                if what == "accept":
+                    self._accept(key.fileobj, is_control=value)  # type: ignore[arg-type]
+                elif what == "receive":
+                    self._receive(value)
+                else:
+                    self._supervisor_ended(value)
+            self._close_late()
+            self._reap()
+            self._end_what_is_empty()
+
+    def _accept(self, listening: socket.socket, *, is_control: bool) -> None:
+        with contextlib.suppress(BlockingIOError, ConnectionError):
+            connected, _ = listening.accept()
+            connected.setblocking(False)
+            _, uid, _ = struct.unpack("iII", connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            of_user = sum(each.uid == uid for each in self._connections.values())
+            allowed = uid in (0, self._controller[0]) if is_control else True
+            if not allowed or len(self._connections) >= CONNECTIONS_MAX or of_user >= CONNECTIONS_MAX_USER:
+                connected.close()
+                return
+            one = _ClientConnection(connected, uid, is_control, time.monotonic() + REQUEST_S_MAX)
+            self._connections[connected.fileno()] = one
+            self._selector.register(connected, selectors.EVENT_READ, ("receive", one))
+
+    def _receive(self, one: _ClientConnection) -> None:
+        try:
+            part = one.socket.recv(1 << 16)  # without room for descriptors: what comes with it is closed
+        except BlockingIOError:
+            return
+        except OSError:
+            self._close(one)
+            return
+        one.received += part
+        if part and len(one.received) <= REQUEST_BYTES_MAX:
+            return
+        answer = self._answer(one) if not part else Refused("request.too_large", "too much was sent").answer()
+        with contextlib.suppress(OSError):
+            one.socket.settimeout(1.0)
+            one.socket.sendall(json.dumps(answer).encode())
+        self._close(one)
+
+    def _close(self, one: _ClientConnection) -> None:
+        self._connections.pop(one.socket.fileno(), None)
+        with contextlib.suppress(KeyError):
+            self._selector.unregister(one.socket)
+        one.socket.close()
+
+    def _close_late(self) -> None:
+        now_s = time.monotonic()
+        for one in [each for each in self._connections.values() if each.until_s < now_s]:
+            self._close(one)
+
+    def _answer(self, one: _ClientConnection) -> dict[str, Any]:
+        try:
+            request = dict(json.loads(one.received))
+            operations = self._control_operations() if one.is_control else self._submit_operations()
+            return operations[request["op"]](one.uid, request)
+        except Refused as refused:
+            return refused.answer()
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            return Refused("request.invalid", f"that is no request: {error!r}"[:300]).answer()
+        except OSError as error:
+            log.exception("request.failed")
+            return Refused("daemon.failed", f"{error.strerror or error}", "the daemon's log has the rest").answer()
+
+    def _submit_operations(self) -> Mapping[object, Callable[[int, dict[str, Any]], dict[str, Any]]]:
+        return {"spool": self._add, "withdraw": self._withdraw}
+
+    def _control_operations(self) -> Mapping[object, Callable[[int, dict[str, Any]], dict[str, Any]]]:
+        return {
+            "start": self._start,
+            "ask": self._send_request,
+            "kill": self._kill,
+            "status": self._status,
+            "forget": self._forget,
+        }
+
+    # -- people --------------------------------------------------------------------------------------------------------
+
+    def _add(self, uid: int, request: dict[str, Any]) -> dict[str, Any]:
+        job = request["job"]
+        if not isinstance(job, dict):
+            raise TypeError("the job is no object")
+        return {"entry": self._spool.add(self._account_of(uid), job)}
+
+    def _withdraw(self, uid: int, request: dict[str, Any]) -> dict[str, Any]:
+        entry = check_entry(request["entry"])
+        if int(entry.partition("-")[0]) != uid:
+            raise Refused("entry.unknown", f"there is no entry {entry}")  # of this person
+        return self._forget(uid, request)
+
+    # -- the controller ------------------------------------------------------------------------------------------------
+
+    def _start(self, _uid: int, request: dict[str, Any]) -> dict[str, Any]:
+        spooled, number, order = (
+            self._spool.read(check_entry(request["entry"])),
+            int(request["attempt"]),
+            request["order"],
+        )
+        limits, newest = _parse_limits(request["limits"]), self._newest(spooled.entry)
+        if not 0 <= number < 1 << 31 or not isinstance(order, dict):
+            raise ValueError("attempt or order")
+        if newest is not None and newest.number >= number:
+            return self._state(spooled.entry)
+        if spooled.entry in self._live:
+            raise Refused("attempt.live", f"attempt {self._live[spooled.entry].folder.number} has not ended")
+        account = self._account_of(spooled.uid)
+        if account.name != spooled.name:  # the account was removed, and its uid given to somebody else
+            raise Refused("account.refused", f"uid {spooled.uid} is no longer {spooled.name}'s")
+        folder = AttemptRecords(self._jobs / spooled.entry / str(number))
+        folder.create(account, self._controller[1], {"order": order, "limits": request["limits"], "at": time.time()})
+        live = self._live[spooled.entry] = _Live(folder)
+        cgroup = self._cgroups.job(folder.cgroup)
+        cgroup.create(limits)
+        given = {"job": spooled.job, "order": order, "attempt": number}
+        pid, goes = start_supervisor(self._supervisor, account, given, folder, cgroup)
+        try:
+            folder.save_process(StartedProcess(pid, start_ticks(pid), boot_id()))
+            self._watch(live)
+            os.write(goes, GO)
+        finally:
+            os.close(goes)
+            if live.descriptor is None:  # it ends without having begun
+                os.waitpid(pid, 0)
+        return self._state(spooled.entry)
+
+    def _send_request(self, _uid: int, request: dict[str, Any]) -> dict[str, Any]:
+        """Put a request into the attempt's folder, if there is one, and send the supervisor a signal."""
+        live, record, number = self._of(request), request.get("record"), int(request["signal"])
+        if number not in SIGNALS:
+            raise ValueError("signal")
+        if record is not None:
+            if request["name"] not in RECORDS or not isinstance(record, dict):
+                raise ValueError("name or record")
+            live.folder.save_request(request["name"], record)
+        if live.descriptor is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(live.descriptor, number)
+        return self._state(live.folder.entry)
+
+    def _kill(self, _uid: int, request: dict[str, Any]) -> dict[str, Any]:
+        live = self._of(request)
+        live.why = live.why or "it was killed"
+        self._cgroups.job(live.folder.cgroup).kill()
+        return self._state(live.folder.entry)
+
+    def _of(self, request: dict[str, Any]) -> _Live:
+        live = self._live.get(check_entry(request["entry"]))
+        if live is None or live.folder.number != int(request["attempt"]):
+            raise Refused("attempt.ended", "that attempt does not live")
+        return live
+
+    def _status(self, _uid: int, request: dict[str, Any]) -> dict[str, Any]:
+        entries = request.get("entries", list(self._live))
+        if not isinstance(entries, list) or len(entries) > ENTRIES_MAX:
+            raise ValueError("entries")
+        return {"states": [self._state(check_entry(each)) for each in entries]}
+
+    def _state(self, entry: str) -> dict[str, Any]:
+        newest = self._newest(entry)
+        if newest is None:
+            return {"entry": entry, "state": "ABSENT"}
+        end = newest.record("end") if entry not in self._live else None
+        live = self._live.get(entry)
+        state = "ENDED" if live is None else "RUNNING" if live.descriptor is not None else "ENDING"
+        return {"entry": entry, "attempt": newest.number, "state": state, "end": end, "folder": str(newest.path)}
+
+    def _forget(self, _uid: int, request: dict[str, Any]) -> dict[str, Any]:
+        entry = check_entry(request["entry"])
+        if entry in self._live:
+            raise Refused("attempt.live", f"attempt {self._live[entry].folder.number} has not ended")
+        busy = {each.entry for each in self._removers.values()}
+        attempts = self._attempts(entry) if entry not in busy else []
+        for folder in attempts:
+            self._removers[start_remover(self._account_of(int(entry.partition("-")[0])), folder)] = folder
+        self._spool.remove(entry)
+        return {"entry": entry, "state": "ABSENT" if not attempts and entry not in busy else "ENDED"}
+
+    # -- what lives ----------------------------------------------------------------------------------------------------
+
+    def _attempts(self, entry: str) -> list[AttemptRecords]:
+        path = self._jobs / entry
+        names = os.listdir(path) if path.exists() else []  # noqa: PTH208 - names alone
+        return [AttemptRecords(path / name) for name in sorted(names, key=int)]
+
+    def _newest(self, entry: str) -> AttemptRecords | None:
+        return next(reversed(self._attempts(entry)), None)
+
+    def recover(self) -> None:
+        """Find what lives since before this process; the first thing to do."""
+        for entry in sorted(os.listdir(self._jobs)):  # noqa: PTH208 - names alone
+            folder = self._newest(entry)
+            if folder is None or folder.record("end") is not None:
+                continue
+            live = self._live[entry] = _Live(folder, why="its end was not seen")
+            process = folder.process()
+            if process is not None and process.boot != boot_id():
+                live.why = "the machine was restarted"
+            self._watch(live)
+
+    def _watch(self, live: _Live) -> None:
+        process = live.folder.process()
+        live.descriptor = process.open() if process is not None else None
+        if live.descriptor is not None:
+            self._selector.register(live.descriptor, selectors.EVENT_READ, ("ended", live))
+
+    def _supervisor_ended(self, live: _Live) -> None:
+        assert live.descriptor is not None
+        self._selector.unregister(live.descriptor)
+        with contextlib.suppress(ChildProcessError):  # it was started by the daemon before this one
+            found = os.waitid(os.P_PIDFD, live.descriptor, os.WEXITED)
+            if found is not None:
+                is_exit = found.si_code == os.CLD_EXITED
+                live.code, live.why = found.si_status if is_exit else 128 + found.si_status, live.why
+        os.close(live.descriptor)
+        live.descriptor = None
+
+    def _is_ending(self) -> bool:
+        return bool(self._removers) or any(live.descriptor is None for live in self._live.values())
+
+    def _end_what_is_empty(self) -> None:
+        """Kill what a supervisor has left, and record the end once nothing is left."""
+        for entry, live in [each for each in self._live.items() if each[1].descriptor is None]:
+            cgroup = self._cgroups.job(live.folder.cgroup)
+            if not cgroup.kill():
+                continue
+            try:
+                if live.folder.process() is None:  # it was never let begin
+                    live.folder.remove_records()
+                else:
+                    live.folder.save_end(live.code, live.why if live.code is None else "", cgroup.oom_kills())
+            except OSError:
+                log.exception("end.unsaved", extra={"entry": entry})
+                continue
+            cgroup.remove()
+            del self._live[entry]
+
+    def _reap(self) -> None:
+        for pid, folder in list(self._removers.items()):
+            done, _ = os.waitpid(pid, os.WNOHANG)
+            if done:
+                del self._removers[pid]
+                with contextlib.suppress(OSError):  # it can be forgotten again
+                    folder.remove_records()
+                    folder.path.parent.rmdir()
+
+
+def _parse_limits(given: object) -> JobLimits:
+    if not isinstance(given, dict):
+        raise TypeError("the limits are no object")
+    cpus, memory, tasks = given.get("cpus"), given.get("memoryBytes"), given.get("tasks", TASKS_MAX)
+    limits = JobLimits(
+        None if cpus is None else float(cpus), None if memory is None else int(memory), min(int(tasks), TASKS_MAX)
+    )
+    if limits.tasks < 1 or not (limits.cpus is None or 0 < limits.cpus < 1 << 20) or (limits.memory_bytes or 1) < 1:
+        raise ValueError("limits")
+    return limits

@@ -1,0 +1,115 @@
+"""The jobs that people have handed in, each under the uid that the kernel named."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moorings.privileged.accounts import PersonAccount
+from moorings.privileged.records import fsync_folder, read_record, write_record
+from moorings.privileged.refusals import Refused
+
+JOB_BYTES_MAX = 1 << 20
+ENTRIES_MAX = 10_000  # of one person
+FREE_BYTES_MIN = 64 << 20  # left on the disk, for the records of what runs
+_ENTRY = re.compile(r"(0|[1-9][0-9]{0,9})-[0-9a-f]{32}")
+
+
+@dataclass(frozen=True, slots=True)
+class SpooledJob:
+    """A job as it was handed in.
+
+    Attributes:
+        entry: its id, which nobody can guess.
+        uid: who handed it in, and
+        name: that account's name then: the uid may be given to somebody else later.
+        job: the job, which only the supervisor reads.
+    """
+
+    entry: str
+    uid: int
+    name: str
+    job: dict[str, Any]
+
+
+class Spool:
+    """The spool; its folder is root's alone."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._counts: dict[int, int] = {}  # entries by uid, once counted
+        folder.mkdir(mode=0o700, exist_ok=True)
+
+    def add(self, account: PersonAccount, job: dict[str, Any]) -> str:
+        """Take a job in; returns the entry's id once it is on disk.
+
+        Raises:
+            Refused: ``spool.too_large``, ``spool.full``.
+            OSError: it cannot be saved.
+        """
+        if len(json.dumps(job)) > JOB_BYTES_MAX:
+            raise Refused("spool.too_large", f"the job has more than {JOB_BYTES_MAX} bytes", "put its input in files")
+        folder = self._folder / str(account.uid)
+        if self._count(account.uid) >= ENTRIES_MAX:
+            detail = f"{account.name} has {ENTRIES_MAX} jobs here already"
+            raise Refused("spool.full", detail, "wait until some have ended")
+        if shutil.disk_usage(self._folder).free < FREE_BYTES_MIN:
+            raise Refused("spool.full", "the disk of the spool is full", "ask the machine's admin")
+        if not folder.exists():
+            folder.mkdir(mode=0o700)
+            fsync_folder(self._folder)
+        entry = f"{account.uid}-{secrets.token_hex(16)}"
+        write_record(folder / entry, {"uid": account.uid, "name": account.name, "at": time.time(), "job": job})
+        self._counts[account.uid] += 1
+        return entry
+
+    def _count(self, uid: int) -> int:
+        if uid not in self._counts:
+            folder = self._folder / str(uid)
+            self._counts[uid] = len(os.listdir(folder)) if folder.exists() else 0  # noqa: PTH208 - names alone
+        return self._counts[uid]
+
+    def read(self, entry: str) -> SpooledJob:
+        """An entry.
+
+        Raises:
+            Refused: ``entry.unknown``.
+            OSError, ValueError: it cannot be read.
+        """
+        record = read_record(self._path(entry))
+        if record is None:
+            raise Refused("entry.unknown", f"there is no entry {entry}")
+        return SpooledJob(entry, int(record["uid"]), str(record["name"]), dict(record["job"]))
+
+    def remove(self, entry: str) -> None:
+        """Remove an entry; one that is not there is removed.
+
+        Raises:
+            OSError: that failed.
+        """
+        path = self._path(entry)
+        if path.exists():
+            path.unlink()
+            fsync_folder(path.parent)
+            self._counts.pop(int(path.parent.name), None)
+
+    def _path(self, entry: str) -> Path:
+        return self._folder / check_entry(entry).partition("-")[0] / entry
+
+
+def check_entry(entry: object) -> str:
+    """An entry's id, as it may come from anywhere.
+
+    Raises:
+        Refused: ``entry.invalid``.
+    """
+    if not isinstance(entry, str) or not _ENTRY.fullmatch(entry):
+        raise Refused("entry.invalid", "that is no entry's id")
+    return entry

@@ -1,0 +1,54 @@
+"""Where cgroups are, on machines of each kind; the daemon's tests use those of this one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from moorings.privileged.cgroups import CgroupTree, Hierarchies, JobLimits, parse_mounts
+
+V1 = """cgroup /sys/fs/cgroup/cpu,cpuacct cgroup rw,nosuid,cpu,cpuacct 0 0
+cgroup /sys/fs/cgroup/memory cgroup rw,memory 0 0
+cgroup /sys/fs/cgroup/pids cgroup rw,pids 0 0
+cgroup /sys/fs/cgroup/freezer cgroup rw,freezer 0 0
+cgroup /sys/fs/cgroup/systemd cgroup rw,name=systemd 0 0
+"""
+V2 = "cgroup2 /sys/fs/cgroup cgroup2 rw,nsdelegate 0 0\n"
+
+
+def test_the_hierarchies_of_each_kind_of_machine() -> None:
+    root = Path("/sys/fs/cgroup")
+    v1 = {"cpu": root / "cpu,cpuacct", "memory": root / "memory", "pids": root / "pids", "freezer": root / "freezer"}
+    assert parse_mounts(V1) == Hierarchies(None, v1)
+    assert parse_mounts(V2) == Hierarchies(root, {})
+    assert parse_mounts(V1 + V2.replace("cgroup cgroup2", "cgroup/unified cgroup2")).unified == root / "unified"
+    assert parse_mounts("proc /proc proc rw 0 0\n\nbad\n") == Hierarchies(None, {})
+
+
+def unified(folder: Path, controllers: str = "cpu memory pids") -> CgroupTree:
+    """A tree as the kernel shows it, of plain files."""
+    base = folder / "moorings"
+    base.mkdir()
+    for name, text in (("cgroup.controllers", controllers), ("cgroup.subtree_control", ""), ("cgroup.kill", "")):
+        (base / name).write_text(text)
+    return CgroupTree(Hierarchies(folder))
+
+
+def test_limits_are_set_where_their_controllers_are(tmp_path: Path) -> None:
+    tree = unified(tmp_path)
+    tree.prepare()
+    folder = tmp_path / "moorings" / "job"
+    folder.mkdir()
+    for name in ("pids.max", "memory.max", "memory.swap.max", "cpu.max"):
+        (folder / name).touch()
+    tree.job("job").create(JobLimits(cpus=1.5, memory_bytes=1 << 30, tasks=100))
+    found = {path.name: path.read_text() for path in folder.iterdir()}
+    assert found == {"pids.max": "100", "memory.max": "1073741824", "memory.swap.max": "0", "cpu.max": "150000 100000"}
+    (folder / "memory.events").write_text("low 0\noom 2\noom_kill 1\n")
+    assert tree.job("job").oom_kills() == 1
+
+
+def test_a_machine_where_no_job_could_be_ended_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="no job could be ended"):
+        CgroupTree(Hierarchies(None, {"memory": tmp_path})).prepare()

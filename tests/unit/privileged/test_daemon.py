@@ -1,0 +1,326 @@
+"""The root daemon with real processes, users and cgroups."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moorings.privileged.accounts import PersonAccount
+from moorings.privileged.attempts import start_ticks
+from moorings.privileged.cgroups import MOUNTS, CgroupTree, parse_mounts
+from moorings.privileged.daemon import RootDaemon
+from tests.waiting import patient, until
+
+PYTHON = Path("/usr/bin/python3")  # the tests' own may stand where only root reads
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="a root daemon needs root"),
+    pytest.mark.skipif(not PYTHON.exists(), reason=f"other users have no {PYTHON}"),
+]
+
+ANN, BOB, CONTROLLER = 61_001, 61_002, 61_099  # without accounts here
+SUPERVISOR = """
+import json, os, signal, subprocess, sys, time
+folder, given = sys.argv[1], json.load(sys.stdin)
+os.chdir(f"{folder}/run")
+def say(name, text):
+    with open(f".{name}", "w") as file: file.write(str(text))
+    os.rename(f".{name}", name)
+asked = lambda *_: say("asked", open(f"{folder}/cancel.json").read())
+signal.signal(signal.SIGRTMIN, asked)
+say("began", json.dumps({"ids": os.getresuid() + os.getresgid(), "groups": os.getgroups(), "given": given,
+    "environment": dict(os.environ), "descriptors": sorted(os.listdir("/proc/self/fd")), "umask": os.umask(0o77)}))
+exec(given["job"]["does"])
+"""
+
+
+def account(uid: int) -> PersonAccount:
+    return PersonAccount({ANN: "ann-x", BOB: "bob-x"}[uid], uid, uid, "/nonexistent", "/bin/sh")
+
+
+class Rig:
+    """A daemon on a folder and cgroups of its own, which can be killed."""
+
+    def __init__(self, folder: Path, base: str) -> None:
+        self.folder, self.base = folder / "jobs", base
+        self.sockets = folder / "sockets"
+        self.pid = 0
+        self.folder.mkdir(mode=0o711)
+        self.sockets.mkdir(mode=0o755)
+        for above in (folder, *folder.parents):
+            above.chmod(above.stat().st_mode | 0o011)
+        self.script = folder / "supervisor.py"
+        self.script.write_text(SUPERVISOR)
+
+    def tree(self) -> CgroupTree:
+        found = CgroupTree(parse_mounts(MOUNTS.read_text()), self.base)
+        found.prepare()
+        return found
+
+    def start(self) -> None:
+        listening = []
+        for name in ("submit", "control"):
+            path = self.sockets / name
+            path.unlink(missing_ok=True)
+            one = socket.socket(socket.AF_UNIX)
+            one.bind(str(path))
+            path.chmod(0o666)
+            one.listen()
+            listening.append(one)
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                command = (str(PYTHON), "-I", "-S", str(self.script))
+                daemon = RootDaemon(self.folder, self.tree(), command, (CONTROLLER, CONTROLLER), account)
+                daemon.serve(listening[0], listening[1], lambda: False)
+            finally:
+                os._exit(1)
+        for one in listening:
+            one.close()
+
+    def kill(self) -> None:
+        if self.pid:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+            self.pid = 0
+
+    def ask(self, uid: int, name: str, request: object) -> dict[str, Any]:
+        """A request as that user, and its answer."""
+        code = (
+            "import os, socket, sys\n"
+            "os.setgid(int(sys.argv[1])); os.setuid(int(sys.argv[1]))\n"
+            "s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[2])\n"
+            "s.sendall(sys.stdin.buffer.read()); s.shutdown(socket.SHUT_WR)\n"
+            "while part := s.recv(1 << 16): sys.stdout.buffer.write(part)\n"
+        )
+        sent = request if isinstance(request, bytes) else json.dumps(request).encode()
+        words = [sys.executable, "-I", "-S", "-c", code, str(uid), str(self.sockets / name)]
+        done = subprocess.run(words, input=sent, capture_output=True, timeout=patient(30), check=False)
+        return dict(json.loads(done.stdout)) if done.stdout else {"error": done.stderr.decode()[-300:]}
+
+    def spool(self, uid: int, does: str) -> str:
+        answer = self.ask(uid, "submit", {"op": "spool", "job": {"does": does}})
+        assert "entry" in answer, answer
+        return str(answer["entry"])
+
+    def control(self, op: str, entry: str, attempt: int = 0, **more: Any) -> dict[str, Any]:
+        return self.ask(CONTROLLER, "control", {"op": op, "entry": entry, "attempt": attempt, **more})
+
+    def begin(self, entry: str, attempt: int = 0, **limits: Any) -> dict[str, Any]:
+        return self.control("start", entry, attempt, limits=limits, order={"run": "run-1"})
+
+    def state(self, entry: str) -> dict[str, Any]:
+        (state,) = self.control("status", entry, entries=[entry])["states"]
+        return dict(state)
+
+    def ended(self, entry: str) -> dict[str, Any]:
+        until(lambda: self.state(entry)["state"] == "ENDED", 30, what=lambda: str(self.state(entry)))
+        return dict(self.state(entry)["end"])
+
+    def run_file(self, entry: str, name: str, attempt: int = 0) -> str:
+        path = self.folder / "jobs" / entry / str(attempt) / "run" / name
+        until(path.exists, 30, what=lambda: (path.parent / "supervisor.log").read_text())
+        return path.read_text()
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    made = Rig(tmp_path, f"moorings-test-{os.getpid()}")
+    made.start()
+    yield made
+    made.kill()
+    tree = made.tree()
+    for name in tree.names():
+        cgroup = tree.job(name)
+        until(cgroup.kill, 30)
+        until(cgroup.remove, 30)
+
+
+def test_a_job_is_the_persons_and_nothing_of_root_is_left_in_it(rig: Rig) -> None:
+    entry = rig.spool(ANN, "sys.exit(7)")
+    assert rig.begin(entry)["state"] in ("RUNNING", "ENDING", "ENDED")
+    seen = json.loads(rig.run_file(entry, "began"))
+    assert seen["ids"] == [ANN] * 6
+    assert seen["groups"] == [ANN]
+    assert seen["given"] == {"job": {"does": "sys.exit(7)"}, "order": {"run": "run-1"}, "attempt": 0}
+    assert seen["environment"] == {
+        "PATH": "/usr/local/bin:/usr/bin:/bin",
+        "LANG": "C.UTF-8",
+        "HOME": "/nonexistent",
+        "USER": "ann-x",
+        "LOGNAME": "ann-x",
+        "SHELL": "/bin/sh",
+    } | ({"LC_CTYPE": "C.UTF-8"} if "LC_CTYPE" in seen["environment"] else {})
+    assert seen["descriptors"] == ["0", "1", "2", "3"], "the fourth is that of the list itself"
+    assert seen["umask"] == 0o77
+    run = (rig.folder / "jobs" / entry / "0" / "run").stat()
+    assert (run.st_uid, run.st_gid, run.st_mode & 0o7777) == (ANN, CONTROLLER, 0o2750)
+    end = rig.ended(entry)
+    assert (end["code"], end["why"], end["oomKills"]) == (7, "", 0)
+
+
+def test_what_a_job_leaves_behind_ends_with_it(rig: Rig) -> None:
+    daemonises = """
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        say("left", os.getpid())
+        time.sleep(3600)
+    os._exit(0)
+while not os.path.exists("left"): time.sleep(0.01)
+"""
+    entry = rig.spool(ANN, daemonises)
+    rig.begin(entry)
+    left = int(rig.run_file(entry, "left"))
+    assert rig.ended(entry)["code"] == 0
+    assert start_ticks(left) == -1 or Path(f"/proc/{left}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    assert rig.tree().names() == set()
+
+
+def test_a_fork_bomb_ends_at_its_limit_and_with_its_job(rig: Rig) -> None:
+    bomb = """
+made = 0
+try:
+    while made < 500:
+        if os.fork() == 0:
+            time.sleep(3600)
+        made += 1
+except BlockingIOError:
+    pass
+say("made", made)
+"""
+    entry = rig.spool(ANN, bomb)
+    rig.begin(entry, tasks=20)
+    made = int(rig.run_file(entry, "made"))
+    assert (made == 19) is ("pids" in rig.tree().limited())
+    assert rig.ended(entry)["code"] == 0
+
+
+def test_a_job_over_its_memory_ends_with_that_reason(rig: Rig) -> None:
+    if "memory" not in rig.tree().limited():
+        pytest.skip("no cgroup limits memory here")
+    entry = rig.spool(ANN, "x = bytearray(300 << 20); say('has', 1)")
+    rig.begin(entry, memoryBytes=100 << 20)
+    end = rig.ended(entry)
+    assert (end["code"], end["oomKills"]) == (128 + signal.SIGKILL, 1)
+
+
+def test_a_request_reaches_the_supervisor_and_no_one_else_can_make_one(rig: Rig) -> None:
+    entry = rig.spool(ANN, "while not os.path.exists('asked'): time.sleep(0.01)")
+    rig.begin(entry)
+    rig.run_file(entry, "began")
+    assert "error" in rig.ask(ANN, "control", {"op": "kill", "entry": entry, "attempt": 0})
+    asked: dict[str, Any] = {"name": "cancel", "record": {"reason": "enough"}, "signal": signal.SIGRTMIN}
+    for wrong in ({"signal": signal.SIGKILL}, {"name": "../x"}, {"name": "started"}, {"record": "x"}):
+        assert rig.control("ask", entry, **(asked | wrong))["error"] == "request.invalid"
+    rig.control("ask", entry, **asked)
+    assert json.loads(rig.run_file(entry, "asked")) == {"reason": "enough"}
+    assert rig.ended(entry)["code"] == 0
+
+
+def test_a_killed_job_has_ended_when_nothing_is_left(rig: Rig) -> None:
+    entry = rig.spool(ANN, "time.sleep(3600)")
+    rig.begin(entry)
+    rig.run_file(entry, "began")
+    rig.control("kill", entry)
+    end = rig.ended(entry)
+    assert (end["code"], rig.tree().names()) == (128 + signal.SIGKILL, set())
+
+
+def test_an_attempt_is_started_once_and_the_next_one_after_its_end(rig: Rig) -> None:
+    entry = rig.spool(ANN, "while not os.path.exists('go-on'): time.sleep(0.01)")
+    answers: list[dict[str, Any]] = []
+    threads = [threading.Thread(target=lambda: answers.append(rig.begin(entry))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {(each.get("attempt"), each.get("state")) for each in answers} == {(0, "RUNNING")}
+    assert rig.begin(entry, 1)["error"] == "attempt.live"
+    rig.run_file(entry, "began")
+    Path(rig.state(entry)["folder"], "run", "go-on").touch()
+    rig.ended(entry)
+    assert rig.begin(entry, 0)["state"] == "ENDED", "an old order starts nothing"
+    assert rig.begin(entry, 1)["attempt"] == 1
+    rig.run_file(entry, "began", 1)
+    rig.control("kill", entry, 1)
+    rig.ended(entry)
+
+
+def test_a_daemon_that_was_killed_finds_its_jobs_and_their_ends(rig: Rig) -> None:
+    lives, ends = (rig.spool(ANN, "while not os.path.exists('go-on'): time.sleep(0.01)") for _ in range(2))
+    for entry in (lives, ends):
+        rig.begin(entry)
+        rig.run_file(entry, "began")
+    rig.kill()
+    for entry in (ends,):
+        (rig.folder / "jobs" / entry / "0" / "run" / "go-on").touch()
+    rig.start()
+    end = rig.ended(ends)
+    assert (end["code"], end["why"]) == (None, "its end was not seen")
+    assert rig.state(lives)["state"] == "RUNNING"
+    assert rig.begin(lives)["state"] == "RUNNING", "it is not started a second time"
+    (rig.folder / "jobs" / lives / "0" / "run" / "go-on").touch()
+    rig.ended(lives)
+
+
+def test_a_start_that_was_cut_off_began_nothing_and_can_be_made_again(rig: Rig) -> None:
+    entry = rig.spool(ANN, "sys.exit(3)")
+    rig.kill()
+    attempt = rig.folder / "jobs" / entry / "0"  # as the daemon leaves it that dies before it has recorded the process
+    (attempt / "run").mkdir(parents=True)
+    (attempt / "attempt.json").write_text("{}")
+    rig.start()
+    until(lambda: rig.state(entry)["state"] == "ABSENT", 30)
+    rig.begin(entry)
+    assert rig.ended(entry)["code"] == 3
+
+
+def test_nobody_starts_what_was_not_handed_in(rig: Rig) -> None:
+    for entry in (f"{ANN}-{'0' * 32}", "../../etc/passwd", f"{ANN}-../x", None, 7):
+        assert rig.begin(entry)["error"] in ("entry.unknown", "entry.invalid")  # type: ignore[arg-type]
+    mine = rig.spool(ANN, "pass")
+    assert "error" in rig.ask(ANN, "control", {"op": "start", "entry": mine, "attempt": 0, "limits": {}, "order": {}})
+    assert rig.ask(BOB, "submit", {"op": "withdraw", "entry": mine})["error"] == "entry.unknown"
+    assert rig.ask(ANN, "submit", {"op": "start", "entry": mine, "attempt": 0})["error"] == "request.invalid"
+    assert rig.ask(ANN, "submit", {"op": "withdraw", "entry": mine})["state"] == "ABSENT"
+    assert rig.begin(mine)["error"] == "entry.unknown"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"", b"{", b"[]", b"null", b"{}", b'{"op": []}', b'{"op": "spool"}', b'{"op": "spool", "job": 3}', b"[" * 100_000],
+    ids=repr,
+)
+def test_what_is_no_request_is_refused(rig: Rig, sent: bytes) -> None:
+    assert rig.ask(ANN, "submit", sent)["error"] == "request.invalid"
+    assert "entry" in rig.ask(ANN, "submit", {"op": "spool", "job": {}})
+
+
+def test_a_forgotten_job_leaves_nothing_whatever_lies_in_its_folder(rig: Rig, tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir(mode=0o777)
+    (kept / "file").touch()
+    litters = f"""
+os.makedirs("deep/er")
+os.symlink({str(kept)!r}, "deep/link")
+os.symlink("/etc/passwd", "passwd")
+os.mkfifo("pipe")
+"""
+    entry = rig.spool(ANN, litters)
+    rig.begin(entry)
+    assert rig.ended(entry)["code"] == 0
+    until(lambda: rig.control("forget", entry)["state"] == "ABSENT", 30)
+    until(lambda: not (rig.folder / "jobs" / entry).exists(), 30)
+    assert (kept / "file").exists()
+    assert rig.begin(entry)["error"] == "entry.unknown"
