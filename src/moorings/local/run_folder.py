@@ -95,14 +95,17 @@ class LocalRunFolder(RunFolder):
 
     Args:
         path: the folder; it need not exist.
+        requests: the folder of the requests to the supervisor; None: the same one.
+        group_reads: whether the folder's group reads the supervisor's records and the output.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, requests: Path | None = None, *, group_reads: bool = False) -> None:
         super().__init__(path)
+        self._file_mode, self._folder_mode = (0o640, 0o2750) if group_reads else (0o600, 0o700)
         self.order = path / "order.json"
         self.status = path / "status.json"
-        self.cancel = path / "cancel.json"
-        self.yield_file = path / "yield.json"
+        self.cancel = (requests or path) / "cancel.json"
+        self.yield_file = (requests or path) / "yield.json"
         self.end = path / "end.json"
         self.checkpoints = path / "checkpoints.json"
         self._files = {
@@ -119,6 +122,21 @@ class LocalRunFolder(RunFolder):
     def log_path(self, attempt: int, rank: int) -> Path:
         """Return the path of a task's output."""
         return self.path / "logs" / str(attempt) / f"{rank}.log"
+
+    def open_log(self, attempt: int, rank: int) -> int:
+        """Return a descriptor of a task's output, which is made if it is missing.
+
+        Raises:
+            OSError: that failed.
+        """
+        log = self.log_path(attempt, rank)
+        for folder in (log.parent.parent, log.parent):
+            if not folder.exists():
+                folder.mkdir(mode=0o700)
+                folder.chmod(self._folder_mode)
+        output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        os.fchmod(output, self._file_mode)
+        return output
 
     def previous_attempts(self, attempt: int) -> list[int]:
         """Return the earlier attempts with output, the oldest first."""
@@ -200,7 +218,7 @@ class LocalRunFolder(RunFolder):
 
     def save(self, record: RunSubmission | AttemptRecord, *, durable: bool = True) -> None:
         """Save a record."""
-        write_atomically(self._files[type(record)], to_json(record), durable=durable)
+        write_atomically(self._files[type(record)], to_json(record), mode=self._file_mode, durable=durable)
 
     def save_end(self, end: AttemptEnd) -> None:
         """Save an end, durably, after removing the drafts of killed processes."""

@@ -222,8 +222,15 @@ class Supervisor:
         command = job.resumed_command(self._order.resume_from)
         for rank in range(job.tasks):
             environment = task_environment_of(self._order, rank, meeting, bindings)
-            log = self._folder.log_path(self._order.attempt, rank)
-            self._tasks.append(SupervisedTask(rank, start_task(command, job.workdir, environment, log)))
+            try:
+                output = self._folder.open_log(self._order.attempt, rank)
+            except OSError as error:
+                detail = f"its log cannot be written: {error.strerror} ({error.filename})"
+                raise TaskNotStartedError(NOT_EXECUTABLE, detail) from error
+            try:
+                self._tasks.append(SupervisedTask(rank, start_task(command, job.workdir, environment, output)))
+            finally:
+                os.close(output)
 
     def _choose_checkpoint(self, checkpoints: CheckpointWatch | None) -> None:
         """Give a later attempt the newest whole one that is there now, or else what was ordered, if that is whole.
@@ -501,7 +508,7 @@ def task_environment_of(order: RunSubmission, rank: int, meeting: Rendezvous, bi
 
 
 def start_task(
-    command: tuple[str, ...], workdir: str, environment: Mapping[str, str], log: Path
+    command: tuple[str, ...], workdir: str, environment: Mapping[str, str], output: int
 ) -> subprocess.Popen[bytes]:
     """Start one task in a session of its own; the kernel KILLs it if the caller dies.
 
@@ -509,7 +516,7 @@ def start_task(
     caller reaps the process itself and sets ``returncode``: a Popen that reaps would take the exit status away.
 
     Raises:
-        TaskNotStartedError: the program, its folder or its log cannot be used.
+        TaskNotStartedError: the program or its folder cannot be used.
     """
     parent = os.getpid()
 
@@ -519,12 +526,6 @@ def start_task(
             signal.signal(signum, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
-    try:
-        for folder in (log.parent.parent, log.parent):
-            folder.mkdir(mode=0o700, exist_ok=True)
-        output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise TaskNotStartedError(NOT_EXECUTABLE, f"its log cannot be written: {error.strerror} ({log})") from error
     try:
         return subprocess.Popen(
             command,
@@ -538,8 +539,6 @@ def start_task(
         )
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         raise _start_error(error, command[0], workdir) from error
-    finally:
-        os.close(output)
 
 
 def _start_error(error: Exception, program: str, workdir: str) -> TaskNotStartedError:

@@ -29,6 +29,7 @@ class RunSubmission:
         resume_since: only checkpoints that were saved later may take its place; None: all.
         epoch: of the submitting controller.
         partition: the id of its partition; None: it has none, or the engine's own scheduler arranges it.
+        spool_entry: of the job in the root daemon's spool, on a machine that people share; empty: it is in none.
     """
 
     run: RunId
@@ -40,6 +41,7 @@ class RunSubmission:
     partition: PartitionId | None = None
     resume_step: int | None = field(default=None, metadata=OMIT_IF_DEFAULT)
     resume_since: Timestamp | None = field(default=None, metadata=OMIT_IF_DEFAULT)
+    spool_entry: str = field(default="", metadata=OMIT_IF_DEFAULT)
 
 
 class Engine(Protocol):

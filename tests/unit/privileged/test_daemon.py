@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,19 +12,11 @@ from typing import Any
 
 import pytest
 
-from moorings.privileged.accounts import PersonAccount
 from moorings.privileged.attempts import start_ticks
-from moorings.privileged.cgroups import MOUNTS, CgroupTree, parse_mounts
-from moorings.privileged.daemon import RootDaemon
-from tests.waiting import patient, until
+from tests.unit.privileged.rig import ANN, BOB, CONTROLLER, NEEDS_ROOT, PYTHON, RootRig
+from tests.waiting import until
 
-PYTHON = Path("/usr/bin/python3")  # the tests' own may stand where only root reads
-pytestmark = [
-    pytest.mark.skipif(os.geteuid() != 0, reason="a root daemon needs root"),
-    pytest.mark.skipif(not PYTHON.exists(), reason=f"other users have no {PYTHON}"),
-]
-
-ANN, BOB, CONTROLLER = 61_001, 61_002, 61_099  # without accounts here
+pytestmark = NEEDS_ROOT
 SUPERVISOR = """
 import json, os, signal, subprocess, sys, time
 folder, given = sys.argv[1], json.load(sys.stdin)
@@ -43,109 +32,17 @@ exec(given["job"]["does"])
 """
 
 
-def account(uid: int) -> PersonAccount:
-    return PersonAccount({ANN: "ann-x", BOB: "bob-x"}[uid], uid, uid, "/nonexistent", "/bin/sh")
-
-
-class Rig:
-    """A daemon on a folder and cgroups of its own, which can be killed."""
-
-    def __init__(self, folder: Path, base: str) -> None:
-        self.folder, self.base = folder / "jobs", base
-        self.sockets = folder / "sockets"
-        self.pid = 0
-        self.folder.mkdir(mode=0o711)
-        self.sockets.mkdir(mode=0o755)
-        for above in (folder, *folder.parents):
-            above.chmod(above.stat().st_mode | 0o011)
-        self.script = folder / "supervisor.py"
-        self.script.write_text(SUPERVISOR)
-
-    def tree(self) -> CgroupTree:
-        found = CgroupTree(parse_mounts(MOUNTS.read_text()), self.base)
-        found.prepare()
-        return found
-
-    def start(self) -> None:
-        listening = []
-        for name in ("submit", "control"):
-            path = self.sockets / name
-            path.unlink(missing_ok=True)
-            one = socket.socket(socket.AF_UNIX)
-            one.bind(str(path))
-            path.chmod(0o666)
-            one.listen()
-            listening.append(one)
-        self.pid = os.fork()
-        if self.pid == 0:
-            try:
-                command = (str(PYTHON), "-I", "-S", str(self.script))
-                daemon = RootDaemon(self.folder, self.tree(), command, (CONTROLLER, CONTROLLER), account)
-                daemon.serve(listening[0], listening[1], lambda: False)
-            finally:
-                os._exit(1)
-        for one in listening:
-            one.close()
-
-    def kill(self) -> None:
-        if self.pid:
-            os.kill(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
-            self.pid = 0
-
-    def ask(self, uid: int, name: str, request: object) -> dict[str, Any]:
-        """A request as that user, and its answer."""
-        code = (
-            "import os, socket, sys\n"
-            "os.setgid(int(sys.argv[1])); os.setuid(int(sys.argv[1]))\n"
-            "s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[2])\n"
-            "s.sendall(sys.stdin.buffer.read()); s.shutdown(socket.SHUT_WR)\n"
-            "while part := s.recv(1 << 16): sys.stdout.buffer.write(part)\n"
-        )
-        sent = request if isinstance(request, bytes) else json.dumps(request).encode()
-        words = [sys.executable, "-I", "-S", "-c", code, str(uid), str(self.sockets / name)]
-        done = subprocess.run(words, input=sent, capture_output=True, timeout=patient(30), check=False)
-        return dict(json.loads(done.stdout)) if done.stdout else {"error": done.stderr.decode()[-300:]}
-
-    def spool(self, uid: int, does: str) -> str:
-        answer = self.ask(uid, "submit", {"op": "spool", "job": {"does": does}})
-        assert "entry" in answer, answer
-        return str(answer["entry"])
-
-    def control(self, op: str, entry: str, attempt: int = 0, **more: Any) -> dict[str, Any]:
-        return self.ask(CONTROLLER, "control", {"op": op, "entry": entry, "attempt": attempt, **more})
-
-    def begin(self, entry: str, attempt: int = 0, **limits: Any) -> dict[str, Any]:
-        return self.control("start", entry, attempt, limits=limits, order={"run": "run-1"})
-
-    def state(self, entry: str) -> dict[str, Any]:
-        (state,) = self.control("status", entry, entries=[entry])["states"]
-        return dict(state)
-
-    def ended(self, entry: str) -> dict[str, Any]:
-        until(lambda: self.state(entry)["state"] == "ENDED", 30, what=lambda: str(self.state(entry)))
-        return dict(self.state(entry)["end"])
-
-    def run_file(self, entry: str, name: str, attempt: int = 0) -> str:
-        path = self.folder / "jobs" / entry / str(attempt) / "run" / name
-        until(path.exists, 30, what=lambda: (path.parent / "supervisor.log").read_text())
-        return path.read_text()
-
-
 @pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
-    made = Rig(tmp_path, f"moorings-test-{os.getpid()}")
+def rig(tmp_path: Path) -> Iterator[RootRig]:
+    script = tmp_path / "supervisor.py"
+    script.write_text(SUPERVISOR)
+    made = RootRig(tmp_path, f"moorings-test-{os.getpid()}", (str(PYTHON), "-I", "-S", str(script)))
     made.start()
     yield made
-    made.kill()
-    tree = made.tree()
-    for name in tree.names():
-        cgroup = tree.job(name)
-        until(cgroup.kill, 30)
-        until(cgroup.remove, 30)
+    made.end()
 
 
-def test_a_job_is_the_persons_and_nothing_of_root_is_left_in_it(rig: Rig) -> None:
+def test_a_job_is_the_persons_and_nothing_of_root_is_left_in_it(rig: RootRig) -> None:
     entry = rig.spool(ANN, "sys.exit(7)")
     assert rig.begin(entry)["state"] in ("RUNNING", "ENDING", "ENDED")
     seen = json.loads(rig.run_file(entry, "began"))
@@ -168,7 +65,7 @@ def test_a_job_is_the_persons_and_nothing_of_root_is_left_in_it(rig: Rig) -> Non
     assert (end["code"], end["why"], end["oomKills"]) == (7, "", 0)
 
 
-def test_what_a_job_leaves_behind_ends_with_it(rig: Rig) -> None:
+def test_what_a_job_leaves_behind_ends_with_it(rig: RootRig) -> None:
     daemonises = """
 if os.fork() == 0:
     os.setsid()
@@ -187,7 +84,7 @@ while not os.path.exists("left"): time.sleep(0.01)
     assert rig.tree().names() == set()
 
 
-def test_a_fork_bomb_ends_at_its_limit_and_with_its_job(rig: Rig) -> None:
+def test_a_fork_bomb_ends_at_its_limit_and_with_its_job(rig: RootRig) -> None:
     bomb = """
 made = 0
 try:
@@ -206,7 +103,7 @@ say("made", made)
     assert rig.ended(entry)["code"] == 0
 
 
-def test_a_job_over_its_memory_ends_with_that_reason(rig: Rig) -> None:
+def test_a_job_over_its_memory_ends_with_that_reason(rig: RootRig) -> None:
     if "memory" not in rig.tree().limited():
         pytest.skip("no cgroup limits memory here")
     entry = rig.spool(ANN, "x = bytearray(300 << 20); say('has', 1)")
@@ -215,7 +112,7 @@ def test_a_job_over_its_memory_ends_with_that_reason(rig: Rig) -> None:
     assert (end["code"], end["oomKills"]) == (128 + signal.SIGKILL, 1)
 
 
-def test_a_request_reaches_the_supervisor_and_no_one_else_can_make_one(rig: Rig) -> None:
+def test_a_request_reaches_the_supervisor_and_no_one_else_can_make_one(rig: RootRig) -> None:
     entry = rig.spool(ANN, "while not os.path.exists('asked'): time.sleep(0.01)")
     rig.begin(entry)
     rig.run_file(entry, "began")
@@ -228,7 +125,7 @@ def test_a_request_reaches_the_supervisor_and_no_one_else_can_make_one(rig: Rig)
     assert rig.ended(entry)["code"] == 0
 
 
-def test_a_killed_job_has_ended_when_nothing_is_left(rig: Rig) -> None:
+def test_a_killed_job_has_ended_when_nothing_is_left(rig: RootRig) -> None:
     entry = rig.spool(ANN, "time.sleep(3600)")
     rig.begin(entry)
     rig.run_file(entry, "began")
@@ -237,7 +134,7 @@ def test_a_killed_job_has_ended_when_nothing_is_left(rig: Rig) -> None:
     assert (end["code"], rig.tree().names()) == (128 + signal.SIGKILL, set())
 
 
-def test_an_attempt_is_started_once_and_the_next_one_after_its_end(rig: Rig) -> None:
+def test_an_attempt_is_started_once_and_the_next_one_after_its_end(rig: RootRig) -> None:
     entry = rig.spool(ANN, "while not os.path.exists('go-on'): time.sleep(0.01)")
     answers: list[dict[str, Any]] = []
     threads = [threading.Thread(target=lambda: answers.append(rig.begin(entry))) for _ in range(4)]
@@ -257,7 +154,7 @@ def test_an_attempt_is_started_once_and_the_next_one_after_its_end(rig: Rig) -> 
     rig.ended(entry)
 
 
-def test_a_daemon_that_was_killed_finds_its_jobs_and_their_ends(rig: Rig) -> None:
+def test_a_daemon_that_was_killed_finds_its_jobs_and_their_ends(rig: RootRig) -> None:
     lives, ends = (rig.spool(ANN, "while not os.path.exists('go-on'): time.sleep(0.01)") for _ in range(2))
     for entry in (lives, ends):
         rig.begin(entry)
@@ -274,7 +171,7 @@ def test_a_daemon_that_was_killed_finds_its_jobs_and_their_ends(rig: Rig) -> Non
     rig.ended(lives)
 
 
-def test_a_start_that_was_cut_off_began_nothing_and_can_be_made_again(rig: Rig) -> None:
+def test_a_start_that_was_cut_off_began_nothing_and_can_be_made_again(rig: RootRig) -> None:
     entry = rig.spool(ANN, "sys.exit(3)")
     rig.kill()
     attempt = rig.folder / "jobs" / entry / "0"  # as the daemon leaves it that dies before it has recorded the process
@@ -286,7 +183,7 @@ def test_a_start_that_was_cut_off_began_nothing_and_can_be_made_again(rig: Rig) 
     assert rig.ended(entry)["code"] == 3
 
 
-def test_nobody_starts_what_was_not_handed_in(rig: Rig) -> None:
+def test_nobody_starts_what_was_not_handed_in(rig: RootRig) -> None:
     for entry in (f"{ANN}-{'0' * 32}", "../../etc/passwd", f"{ANN}-../x", None, 7):
         assert rig.begin(entry)["error"] in ("entry.unknown", "entry.invalid")  # type: ignore[arg-type]
     mine = rig.spool(ANN, "pass")
@@ -302,12 +199,12 @@ def test_nobody_starts_what_was_not_handed_in(rig: Rig) -> None:
     [b"", b"{", b"[]", b"null", b"{}", b'{"op": []}', b'{"op": "spool"}', b'{"op": "spool", "job": 3}', b"[" * 100_000],
     ids=repr,
 )
-def test_what_is_no_request_is_refused(rig: Rig, sent: bytes) -> None:
+def test_what_is_no_request_is_refused(rig: RootRig, sent: bytes) -> None:
     assert rig.ask(ANN, "submit", sent)["error"] == "request.invalid"
     assert "entry" in rig.ask(ANN, "submit", {"op": "spool", "job": {}})
 
 
-def test_a_forgotten_job_leaves_nothing_whatever_lies_in_its_folder(rig: Rig, tmp_path: Path) -> None:
+def test_a_forgotten_job_leaves_nothing_whatever_lies_in_its_folder(rig: RootRig, tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     kept.mkdir(mode=0o777)
     (kept / "file").touch()

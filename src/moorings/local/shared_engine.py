@@ -1,0 +1,352 @@
+"""The embedded engine of a machine that people share: the root daemon starts each job as its person.
+
+The controller has no privileges. It tells the daemon what to start and end, and reads what supervisors write. All of
+that is a person's word about their own job: it is read without following links, within bounds, and ends no run.
+A run has ended when the daemon says that nothing is left of it; and a supervisor that does not keep a deadline, because
+its person has stopped it, say, is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import stat
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.serialization import from_plain, to_plain
+from moorings.core.model.timestamps import Timestamp, seconds_between
+from moorings.engines.fence import FileFence
+from moorings.engines.launch import (
+    as_unavailable,
+    log_files_of_tasks,
+    not_startable_error,
+    parse_signal,
+    rejected_error,
+    unavailable_error,
+)
+from moorings.engines.logs import TaskLog, read_logs
+from moorings.engines.node_program import read_record
+from moorings.engines.polling import wait_for_change
+from moorings.engines.run_folder import RunFolder, to_json
+from moorings.files import write_atomically
+from moorings.local.engine import check_launch
+from moorings.local.records import AttemptEnd, CancelRecord, RecordT, SupervisorStatus, YieldRecord
+from moorings.local.shared_supervisor import SharedRunFolder, order_to_send
+from moorings.local.supervisor import FORWARDED_SIGNAL_MAX, WAKEUP_SIGNAL, forwarding_signal
+from moorings.ports.clock import Clock
+from moorings.ports.engine import RunSubmission
+from moorings.ports.store import Epoch
+from moorings.workloads.jobs import JobSpec
+from moorings.workloads.runs import CANNOT_START, SIGKILL_EXIT_CODE, EndReason, EndRecord, RunId, RunPhase, RunStatus
+
+POLL_S, STARTING_POLL_S = 1.0, 0.1
+SUBMIT_LOCK_WAIT_S = 5.0
+ANSWER_S, ANSWER_BYTES_MAX = 10.0, 4 << 20
+RECORD_BYTES_MAX = 1 << 20
+MARGIN_S = 30.0  # after which a supervisor that should have ended its job is killed
+YIELD_S_MIN = 2.0
+REJECTED = ("account.refused", "entry.unknown", "entry.invalid", "request.invalid")
+
+
+@dataclass(frozen=True, slots=True)
+class SharedRun:
+    """What the controller keeps of a run's newest attempt.
+
+    Attributes:
+        entry: in the root daemon's spool.
+        attempt: the newest that was submitted.
+        submitted_at: when.
+    """
+
+    entry: str
+    attempt: int
+    tasks: int
+    grace_s: float
+    time_limit_s: float | None
+    submitted_at: Timestamp
+
+
+class SharedEngine:
+    """Runs jobs as their people, by the root daemon.
+
+    Args:
+        folder: of what the controller keeps of runs; made if missing.
+        control: the daemon's socket.
+        clock: the time.
+    """
+
+    def __init__(self, folder: Path, control: Path, clock: Clock) -> None:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._folder, self._control, self._clock = folder, control, clock
+        self._fence = FileFence(folder)
+        self._known: dict[RunId, SharedRun] = {}
+        self._kill_at_s: dict[RunId, float] = {}  # by time.monotonic
+        self._changed = asyncio.Event()
+        self._starting = False
+
+    @property
+    def name(self) -> str:
+        return "local"
+
+    @property
+    def has_scheduler(self) -> bool:
+        return False
+
+    def check_job(self, job: JobSpec) -> Sequence[str]:
+        return ()
+
+    async def fence_below(self, epoch: Epoch) -> None:
+        with as_unavailable(f"{self._folder} cannot be written"):
+            await asyncio.to_thread(self._fence.raise_epoch, epoch, SUBMIT_LOCK_WAIT_S)
+
+    async def submit(self, order: RunSubmission) -> str:
+        if not order.spool_entry:
+            hint = "'moor run' on this machine hands it in"
+            raise rejected_error("the job was not handed in to this machine's root daemon", hint)
+        check_launch(order)
+        with as_unavailable(f"run {order.run} could not be started"):
+            await asyncio.to_thread(self._submit, order)
+        self._changed.set()
+        return f"{order.run}/{order.attempt}"
+
+    def _submit(self, order: RunSubmission) -> None:
+        job, contract = order.job, order.job.checkpoint
+        with self._fence.hold_epoch(order.epoch, SUBMIT_LOCK_WAIT_S):
+            known = self._load(order.run)
+            if known is not None and known.attempt > order.attempt:
+                return
+            run = SharedRun(
+                order.spool_entry, order.attempt, job.tasks, contract.grace_s, job.time_limit_s, self._clock.now()
+            )
+            if known is None or known.attempt < order.attempt:
+                path = self._path(order.run)
+                path.mkdir(mode=0o700, exist_ok=True)
+                write_atomically(path / "run.json", to_json(run))
+                self._known[order.run] = run
+            memory = job.resources.memory_bytes
+            limits = {
+                "cpus": job.resources.cpus * job.tasks,
+                "memoryBytes": memory * job.tasks if memory is not None else None,
+            }
+            request = {"op": "start", "entry": run.entry, "attempt": run.attempt}
+            answer = self._call_daemon(request | {"limits": limits, "order": order_to_send(order)})
+        if answer.get("error") == "attempt.live":
+            raise not_startable_error(order, "an earlier attempt has not ended")
+        self._check(answer)
+
+    def _check(self, answer: Mapping[str, Any]) -> None:
+        if "error" in answer:
+            detail, hint = str(answer.get("detail", "")), str(answer.get("hint", ""))
+            raise (rejected_error if answer["error"] in REJECTED else unavailable_error)(detail, hint)
+
+    async def observe(self, runs: Sequence[RunId]) -> Sequence[RunStatus]:
+        try:
+            return await asyncio.to_thread(self._observe, runs)
+        except (OSError, ValueError, MooringsError) as error:
+            why = f"the root daemon cannot be asked: {error}"
+            return [RunStatus(run, RunPhase.UNKNOWN, reason=why) for run in runs]
+
+    def _observe(self, runs: Sequence[RunId]) -> list[RunStatus]:
+        known = {run: found for run in runs if (found := self._load(run)) is not None}
+        entries = [found.entry for found in known.values()]
+        answer = self._call_daemon({"op": "status", "entries": entries}) if entries else {"states": []}
+        self._check(answer)
+        states = {state["entry"]: state for state in answer["states"]}
+        seen = [self._status(run, known.get(run), states) for run in runs]
+        self._starting = any(status.phase is RunPhase.STARTING for status in seen)
+        return seen
+
+    def _status(self, run: RunId, known: SharedRun | None, states: Mapping[str, Mapping[str, Any]]) -> RunStatus:
+        state = states.get(known.entry) if known is not None else None
+        if known is None or state is None or state["state"] == "ABSENT" or state["attempt"] < known.attempt:
+            return RunStatus(run, RunPhase.ABSENT, attempt=known.attempt if known is not None else 0)
+        person = int(known.entry.partition("-")[0])
+        folder = SharedRunFolder(Path(state["folder"]))
+        looked = read_record(folder.path)
+        status = _read_person(folder.status, person, SupervisorStatus)
+        started_at = min(status.started_at, self._clock.now()) if status is not None and status.started_at else None
+        seen = RunStatus(
+            run,
+            RunPhase.RUNNING if status is not None and status.phase is RunPhase.RUNNING else RunPhase.STARTING,
+            started_at,
+            attempt=known.attempt,
+            checkpoints=looked.found if looked is not None and not looked.fault else None,
+            checkpoint_fault=looked.fault if looked is not None else "",
+        )
+        if state["state"] != "ENDED":
+            self._enforce(run, known)
+            return seen
+        self._kill_at_s.pop(run, None)
+        end = _read_person(folder.end, person, AttemptEnd)
+        record = end.record if end is not None and end.attempt == known.attempt else None
+        return replace(seen, phase=RunPhase.ENDED, end=_end_record(record, state["end"] or {}, self._clock.now()))
+
+    def _enforce(self, run: RunId, known: SharedRun) -> None:
+        """Kill what should have ended by now."""
+        limit_s = known.time_limit_s
+        late_s = seconds_between(known.submitted_at, self._clock.now()) - (limit_s or 0) - known.grace_s - MARGIN_S
+        if (limit_s is not None and late_s > 0) or time.monotonic() > self._kill_at_s.get(run, float("inf")):
+            self._call_daemon({"op": "kill", "entry": known.entry, "attempt": known.attempt})
+
+    async def cancel(self, run: RunId, reason: str) -> None:
+        known = await asyncio.to_thread(self._load, run)
+        if known is not None:
+            self._kill_at_s.setdefault(run, time.monotonic() + known.grace_s + MARGIN_S)
+            await self._request(known, "cancel", CancelRecord(known.attempt, reason))
+
+    async def ask_to_yield(
+        self, run: RunId, attempt: int, reason: str, deadline: Timestamp, *, until_saved: bool = False
+    ) -> None:
+        known = await asyncio.to_thread(self._load, run)
+        if known is None or known.attempt != attempt:
+            return
+        by_s = time.monotonic() + max(seconds_between(self._clock.now(), deadline), YIELD_S_MIN)
+        first = self._kill_at_s.get(run)
+        if first is not None and (until_saved or by_s + MARGIN_S >= first):
+            return  # the first request stays
+        self._kill_at_s[run] = by_s + MARGIN_S
+        await self._request(known, "yield", YieldRecord(attempt, reason, by_s, until_saved=until_saved))
+
+    async def _request(self, known: SharedRun, name: str, record: CancelRecord | YieldRecord) -> None:
+        request = {"op": "ask", "entry": known.entry, "attempt": known.attempt, "name": name, "signal": WAKEUP_SIGNAL}
+        with as_unavailable("the root daemon cannot be asked"):
+            answer = await asyncio.to_thread(self._call_daemon, request | {"record": to_plain(record)})
+        if answer.get("error") != "attempt.ended":
+            self._check(answer)
+
+    async def signal(self, run: RunId, signal_name: str) -> None:
+        number = forwarding_signal(parse_signal(signal_name, FORWARDED_SIGNAL_MAX).value)
+        (seen,) = await self.observe([run])
+        known = self._known.get(run)
+        if seen.phase is not RunPhase.RUNNING or known is None:
+            raise MooringsError("run.not_running", f"run {run} has no processes")
+        request = {"op": "ask", "entry": known.entry, "attempt": known.attempt, "signal": number}
+        with as_unavailable(f"run {run}"):
+            answer = await asyncio.to_thread(self._call_daemon, request)
+        if "error" in answer:
+            raise MooringsError("run.not_running", f"run {run} is ending")
+
+    async def logs(self, run: RunId, *, task: int | None, follow: bool) -> AsyncIterator[bytes]:
+        with as_unavailable("the root daemon cannot be asked"):
+            known = await asyncio.to_thread(self._load, run)
+            if known is None:
+                return
+            answer = await asyncio.to_thread(self._call_daemon, {"op": "status", "entries": [known.entry]})
+            self._check(answer)
+        newest = answer["states"][0].get("folder")
+        if newest is None:
+            return
+        person = int(known.entry.partition("-")[0])
+        logs = [
+            PersonLog(path, prefix, person, complete=number < known.attempt)
+            for number in range(known.attempt + 1)
+            for folder in (SharedRunFolder(Path(newest).parent / str(number)),)
+            for path, prefix in log_files_of_tasks(run, known.tasks, task, partial(folder.log_path, number))
+        ]
+
+        async def ended() -> bool:
+            (seen,) = await self.observe([run])
+            return seen.phase in (RunPhase.ENDED, RunPhase.ABSENT) or seen.attempt != known.attempt
+
+        with as_unavailable(f"the output of run {run} cannot be read"):
+            async for chunk in read_logs(logs, ended=ended if follow else None, pause=self._clock.sleep):
+                yield chunk
+
+    async def wait_for_change(self) -> None:
+        await wait_for_change(self._changed, self._clock, STARTING_POLL_S if self._starting else POLL_S)
+
+    async def close(self) -> None:
+        pass  # nothing is open
+
+    def _path(self, run: RunId) -> Path:
+        if not RunFolder.id_pattern.fullmatch(run):
+            raise rejected_error(f"{run[:120]!r} cannot be the id of a local run")
+        return self._folder / run
+
+    def _load(self, run: RunId) -> SharedRun | None:
+        if run not in self._known and RunFolder.id_pattern.fullmatch(run):
+            with contextlib.suppress(FileNotFoundError):
+                self._known[run] = from_plain(SharedRun, json.loads((self._folder / run / "run.json").read_bytes()))
+        return self._known.get(run)
+
+    def _call_daemon(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The daemon's answer.
+
+        Raises:
+            OSError, ValueError: there is none.
+        """
+        with socket.socket(socket.AF_UNIX) as connected:
+            connected.settimeout(ANSWER_S)
+            connected.connect(str(self._control))
+            connected.sendall(json.dumps(request).encode())
+            connected.shutdown(socket.SHUT_WR)
+            answer = b""
+            while len(answer) <= ANSWER_BYTES_MAX and (part := connected.recv(1 << 16)):
+                answer += part
+        return dict(json.loads(answer))
+
+
+class PersonLog(TaskLog):
+    """The output of a person's task: only what is theirs is read."""
+
+    def __init__(self, path: Path, prefix: bytes, person: int, *, complete: bool) -> None:
+        super().__init__(path, prefix, complete=complete)
+        self._person = person
+
+    def size(self) -> int:
+        with contextlib.suppress(OSError), _opened(self._path, self._person) as descriptor:
+            return os.fstat(descriptor).st_size
+        return 0
+
+    def _read_raw(self, length: int) -> bytes:
+        if length > 0:
+            with contextlib.suppress(OSError), _opened(self._path, self._person) as descriptor:
+                return os.pread(descriptor, length, self._offset)
+        return b""
+
+
+@contextlib.contextmanager
+def _opened(path: Path, person: int) -> Iterator[int]:
+    """Open a file in a person's folder: no link, no pipe, and nobody else's (as a hard link would be)."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != person:
+            raise PermissionError(f"{path} is not a file of user {person}")
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _read_person(path: Path, person: int, kind: type[RecordT]) -> RecordT | None:
+    """A record that a person may have written; None: there is none."""
+    with contextlib.suppress(OSError, ValueError, RecursionError), _opened(path, person) as descriptor:
+        return from_plain(kind, json.loads(os.pread(descriptor, RECORD_BYTES_MAX, 0)))
+    return None
+
+
+def _end_record(said: EndRecord | None, seen: Mapping[str, Any], now: Timestamp) -> EndRecord:
+    """How a run ended: what its supervisor said, and what the daemon saw."""
+    if seen.get("oomKills"):
+        detail = "it used more memory than it has"
+        if said is None:
+            return EndRecord(EndReason.EXITED, SIGKILL_EXIT_CODE, ended_at=now, detail=detail)
+        return replace(
+            said, detail=f"{detail}: {said.detail}" if said.detail else detail, ended_at=said.ended_at or now
+        )
+    if said is not None:
+        return replace(said, ended_at=min(said.ended_at or now, now))
+    if seen.get("code") == CANNOT_START:
+        return EndRecord(
+            EndReason.NOT_STARTED, CANNOT_START, ended_at=now, detail="its supervisor could not be started"
+        )
+    return EndRecord(EndReason.LOST, SIGKILL_EXIT_CODE, ended_at=now, detail=seen.get("why") or "its supervisor died")

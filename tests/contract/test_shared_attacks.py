@@ -1,0 +1,159 @@
+"""What people try on a shared machine: with their own folder, their own supervisor, and others' jobs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from moorings.local import shared_engine
+from moorings.testing.engine_suite import (
+    make_order,
+    observe_run,
+    open_engine,
+    read_output,
+    wait_for_end,
+    wait_for_output,
+)
+from moorings.workloads.runs import EndReason, RunPhase
+from tests.contract.test_engine_shared import SharedRig
+from tests.unit.privileged.rig import ANN, BOB, NEEDS_ROOT, PYTHON
+from tests.waiting import until_async
+
+pytestmark = NEEDS_ROOT
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[SharedRig]:
+    made = SharedRig(tmp_path)
+    yield made
+    made.daemon.end()
+
+
+def run_folder(rig: SharedRig, attempt: int = 0) -> Path:
+    (job,) = (rig.daemon.folder / "jobs").iterdir()
+    return job / str(attempt) / "run"
+
+
+async def test_a_link_in_place_of_an_output_shows_nothing(rig: SharedRig, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("the pepper")
+    secret.chmod(0o600)  # of the controller's user, who is root here
+    order = make_order(rig.programs.runs_until_stopped(), rig.workdir)
+    async with open_engine(rig) as engine:
+        await engine.submit(order)
+        await wait_for_output(engine, order.run, b"ready")
+        log = run_folder(rig) / "0.log"
+        for forge in (log.symlink_to, log.hardlink_to):
+            log.unlink()
+            forge(secret)
+            assert await read_output(engine, order.run) == b""
+        log.unlink()
+        os.mkfifo(log)
+        assert await read_output(engine, order.run) == b""
+        await engine.cancel(order.run, "enough")
+        await wait_for_end(engine, order.run)
+
+
+async def test_an_end_that_its_person_wrote_ends_nothing(rig: SharedRig) -> None:
+    order = make_order(rig.programs.runs_until_stopped(), rig.workdir)
+    async with open_engine(rig) as engine:
+        await engine.submit(order)
+        await wait_for_output(engine, order.run, b"ready")
+        end = {"attempt": 0, "record": {"ending": "EXITED", "exit_code": 0, "task_codes": [0]}}
+        forged = run_folder(rig) / "end.json"
+        forged.write_text(json.dumps(end))
+        shutil.chown(forged, ANN, ANN)
+        (run_folder(rig) / "status.json").unlink()
+        (run_folder(rig) / "status.json").symlink_to("/etc/passwd")
+        assert (await observe_run(engine, order.run)).phase is RunPhase.STARTING
+        await engine.cancel(order.run, "enough")
+        await wait_for_end(engine, order.run)
+
+
+async def test_a_supervisor_that_its_person_has_stopped_keeps_no_devices(
+    rig: SharedRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_engine, "MARGIN_S", 0.5)
+    order = make_order(rig.programs.runs_until_stopped(), rig.workdir)
+    order = replace(order, job=replace(order.job, checkpoint=replace(order.job.checkpoint, grace_s=0.5)))
+    async with open_engine(rig) as engine:
+        await engine.submit(order)
+        await wait_for_output(engine, order.run, b"ready")
+        started = json.loads((run_folder(rig).parent / "started.json").read_text())
+        os.kill(started["pid"], signal.SIGSTOP)
+        await engine.cancel(order.run, "enough")
+        end = await wait_for_end(engine, order.run)
+        assert (end.ending, end.exit_code) == (EndReason.LOST, 137)
+
+
+async def test_a_time_limit_holds_though_its_supervisor_was_stopped(
+    rig: SharedRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_engine, "MARGIN_S", 0.5)
+    order = make_order(rig.programs.runs_until_stopped(), rig.workdir, time_limit_s=3)
+    order = replace(order, job=replace(order.job, checkpoint=replace(order.job.checkpoint, grace_s=0.5)))
+    async with open_engine(rig) as engine:
+        await engine.submit(order)
+        await wait_for_output(engine, order.run, b"ready")
+        started = json.loads((run_folder(rig).parent / "started.json").read_text())
+        os.kill(started["pid"], signal.SIGSTOP)
+        assert (await wait_for_end(engine, order.run)).ending is EndReason.LOST
+
+
+def tries(uid: int, statement: str, *words: str) -> str:
+    """What a statement of a user meets; empty: it works."""
+    become = f"import os, sys; os.setgroups([]); os.setresgid(*[{uid}] * 3); os.setresuid(*[{uid}] * 3)"
+    done = subprocess.run(
+        [str(PYTHON), "-I", "-c", f"{become}; {statement}", *words], capture_output=True, text=True, check=False
+    )
+    return done.stderr.strip().splitlines()[-1] if done.returncode else ""
+
+
+async def test_one_person_stops_nothing_of_another_and_nothing_of_roots(rig: SharedRig) -> None:
+    order = make_order(rig.programs.runs_until_stopped(), rig.workdir)
+    async with open_engine(rig) as engine:
+        await engine.submit(order)
+        await wait_for_output(engine, order.run, b"ready")
+        folder = run_folder(rig)
+        pid = json.loads((folder.parent / "started.json").read_text())["pid"]
+        others = [f"os.kill({pid}, 9)", "open(sys.argv[1] + '/0.log')", "os.listdir(sys.argv[1])"]
+        roots = [
+            "open(sys.argv[1] + '/../attempt.json')",
+            "open(sys.argv[1] + '/../cancel.json', 'w')",
+            "os.mkdir(sys.argv[1] + '/../x')",
+            "os.rename(sys.argv[1], sys.argv[1] + '/../x')",
+            "os.listdir(sys.argv[1] + '/..')",
+        ]
+        for uid, statements in ((BOB, [*others, *roots]), (ANN, roots)):
+            for statement in statements:
+                assert "PermissionError" in tries(uid, statement, str(folder)), (uid, statement)
+        assert tries(ANN, "open(sys.argv[1] + '/0.log')", str(folder)) == "", "it is her own"
+        assert (await observe_run(engine, order.run)).phase is RunPhase.RUNNING
+        await engine.cancel(order.run, "enough")
+        await wait_for_end(engine, order.run)
+
+
+async def test_a_daemon_that_is_away_makes_every_run_unknown_and_ends_none(rig: SharedRig) -> None:
+    order = make_order(rig.programs.runs_until_stopped(), rig.workdir)
+    async with open_engine(rig) as engine:
+        await engine.submit(order)
+        await wait_for_output(engine, order.run, b"ready")
+        rig.daemon.kill()
+        assert (await observe_run(engine, order.run)).phase is RunPhase.UNKNOWN
+        rig.daemon.start()
+
+        async def runs() -> bool:
+            return (await observe_run(engine, order.run)).phase is RunPhase.RUNNING
+
+        await until_async(runs, 30)
+        await engine.cancel(order.run, "enough")
+        end = await wait_for_end(engine, order.run)
+        assert end.ending is EndReason.CANCELLED

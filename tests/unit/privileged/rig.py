@@ -1,0 +1,124 @@
+"""A root daemon on a folder and cgroups of its own, with people who have no accounts."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moorings.privileged.accounts import PersonAccount
+from moorings.privileged.cgroups import MOUNTS, CgroupTree, parse_mounts
+from moorings.privileged.daemon import RootDaemon
+from tests.waiting import patient, until
+
+PYTHON = Path("/usr/bin/python3")  # the tests' own may stand where only root reads
+NEEDS_ROOT = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="a root daemon needs root"),
+    pytest.mark.skipif(not PYTHON.exists(), reason=f"other users have no {PYTHON}"),
+]
+
+ANN, BOB, CONTROLLER = 61_001, 61_002, 61_099  # without accounts here
+
+
+def account(uid: int) -> PersonAccount:
+    return PersonAccount({ANN: "ann-x", BOB: "bob-x"}[uid], uid, uid, "/nonexistent", "/bin/sh")
+
+
+class RootRig:
+    """A daemon on a folder and cgroups of its own, which can be killed."""
+
+    def __init__(self, folder: Path, base: str, supervisor: Sequence[str]) -> None:
+        self.folder, self.base = folder / "jobs", base
+        self.sockets = folder / "sockets"
+        self.pid = 0
+        self.folder.mkdir(mode=0o711)
+        self.sockets.mkdir(mode=0o755)
+        for above in (folder, *folder.parents):
+            above.chmod(above.stat().st_mode | 0o011)
+        self.supervisor = supervisor
+
+    def tree(self) -> CgroupTree:
+        found = CgroupTree(parse_mounts(MOUNTS.read_text()), self.base)
+        found.prepare()
+        return found
+
+    def start(self) -> None:
+        listening = []
+        for name in ("submit", "control"):
+            path = self.sockets / name
+            path.unlink(missing_ok=True)
+            one = socket.socket(socket.AF_UNIX)
+            one.bind(str(path))
+            path.chmod(0o666)
+            one.listen()
+            listening.append(one)
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                daemon = RootDaemon(self.folder, self.tree(), self.supervisor, (CONTROLLER, CONTROLLER), account)
+                daemon.serve(listening[0], listening[1], lambda: False)
+            finally:
+                os._exit(1)
+        for one in listening:
+            one.close()
+
+    def kill(self) -> None:
+        if self.pid:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+            self.pid = 0
+
+    def end(self) -> None:
+        """Kill it, and everything that it has started."""
+        self.kill()
+        tree = self.tree()
+        for name in tree.names():
+            cgroup = tree.job(name)
+            until(cgroup.kill, 30)
+            until(cgroup.remove, 30)
+
+    def ask(self, uid: int, name: str, request: object) -> dict[str, Any]:
+        """A request as that user, and its answer."""
+        code = (
+            "import os, socket, sys\n"
+            "os.setgid(int(sys.argv[1])); os.setuid(int(sys.argv[1]))\n"
+            "s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[2])\n"
+            "s.sendall(sys.stdin.buffer.read()); s.shutdown(socket.SHUT_WR)\n"
+            "while part := s.recv(1 << 16): sys.stdout.buffer.write(part)\n"
+        )
+        sent = request if isinstance(request, bytes) else json.dumps(request).encode()
+        words = [sys.executable, "-I", "-S", "-c", code, str(uid), str(self.sockets / name)]
+        done = subprocess.run(words, input=sent, capture_output=True, timeout=patient(30), check=False)
+        return dict(json.loads(done.stdout)) if done.stdout else {"error": done.stderr.decode()[-300:]}
+
+    def spool(self, uid: int, does: str) -> str:
+        answer = self.ask(uid, "submit", {"op": "spool", "job": {"does": does}})
+        assert "entry" in answer, answer
+        return str(answer["entry"])
+
+    def control(self, op: str, entry: str, attempt: int = 0, **more: Any) -> dict[str, Any]:
+        return self.ask(CONTROLLER, "control", {"op": op, "entry": entry, "attempt": attempt, **more})
+
+    def begin(self, entry: str, attempt: int = 0, **limits: Any) -> dict[str, Any]:
+        return self.control("start", entry, attempt, limits=limits, order={"run": "run-1"})
+
+    def state(self, entry: str) -> dict[str, Any]:
+        (state,) = self.control("status", entry, entries=[entry])["states"]
+        return dict(state)
+
+    def ended(self, entry: str) -> dict[str, Any]:
+        until(lambda: self.state(entry)["state"] == "ENDED", 30, what=lambda: str(self.state(entry)))
+        return dict(self.state(entry)["end"])
+
+    def run_file(self, entry: str, name: str, attempt: int = 0) -> str:
+        path = self.folder / "jobs" / entry / str(attempt) / "run" / name
+        until(path.exists, 30, what=lambda: (path.parent / "supervisor.log").read_text())
+        return path.read_text()
