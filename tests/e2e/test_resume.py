@@ -51,7 +51,7 @@ def digits(folder: Path, *more: str, epochs: int = EPOCHS) -> JobSpec:
         "--epochs",
         str(epochs),
         "--batch-size",
-        "2",
+        "16",
         *more,
     )
     wanted = job(*command, size=2, workdir=str(folder), project="guest", preemptible=True)
