@@ -32,6 +32,7 @@ PATH = "/usr/local/bin:/usr/bin:/bin"
 NOT_BEGUN = 125  # the exit code of a child that was not let begin
 CANNOT_BEGIN = 126
 GO = b"g"
+_NO_GROUP = 65534
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,13 +205,12 @@ def supervisor_environment(account: PersonAccount) -> dict[str, str]:
     return {"PATH": PATH, "LANG": "C.UTF-8", **named}
 
 
-def start_remover(account: PersonAccount, folder: AttemptRecords) -> int:
-    """Start a process that empties ``run`` as the person; returns its process id."""
-    groups = groups_of(account)
+def start_remover(uid: int, folder: AttemptRecords) -> int:
+    """Start a process that empties ``run`` as its person, whose account may be gone; returns its process id."""
     pid = os.fork()
     if pid == 0:
         try:
-            become(account, groups)
+            become(PersonAccount("", uid, _NO_GROUP, "/", ""), [])
             for each in list(os.scandir(folder.run)):
                 if each.is_dir(follow_symlinks=False):
                     shutil.rmtree(each.path)

@@ -279,7 +279,7 @@ class RootDaemon:
         busy = {each.entry for each in self._removers.values()}
         attempts = self._attempts(entry) if entry not in busy else []
         for folder in attempts:
-            self._removers[start_remover(self._account_of(int(entry.partition("-")[0])), folder)] = folder
+            self._remove(folder)
         self._spool.remove(entry)
         return {"entry": entry, "state": "ABSENT" if not attempts and entry not in busy else "ENDED"}
 
@@ -298,12 +298,18 @@ class RootDaemon:
         for entry in sorted(os.listdir(self._jobs)):  # noqa: PTH208 - names alone
             folder = self._newest(entry)
             if folder is None or folder.record("end") is not None:
+                if not self._spool.has(entry):  # it was being forgotten
+                    for each in self._attempts(entry):
+                        self._remove(each)
                 continue
             live = self._live[entry] = _Live(folder, why="its end was not seen")
             process = folder.process()
             if process is not None and process.boot != boot_id():
                 live.why = "the machine was restarted"
             self._watch(live)
+
+    def _remove(self, folder: AttemptRecords) -> None:
+        self._removers[start_remover(int(folder.entry.partition("-")[0]), folder)] = folder
 
     def _watch(self, live: _Live) -> None:
         process = live.folder.process()

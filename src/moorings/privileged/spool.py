@@ -88,6 +88,10 @@ class Spool:
             raise Refused("entry.unknown", f"there is no entry {entry}")
         return SpooledJob(entry, int(record["uid"]), str(record["name"]), dict(record["job"]))
 
+    def has(self, entry: str) -> bool:
+        """Whether there is that entry."""
+        return self._path(entry).exists()
+
     def remove(self, entry: str) -> None:
         """Remove an entry; one that is not there is removed.
 

@@ -221,3 +221,13 @@ os.mkfifo("pipe")
     until(lambda: not (rig.folder / "jobs" / entry).exists(), 30)
     assert (kept / "file").exists()
     assert rig.begin(entry)["error"] == "entry.unknown"
+
+
+def test_a_job_that_was_being_forgotten_is_forgotten_by_the_next_daemon(rig: RootRig) -> None:
+    entry = rig.spool(ANN, "say('left', 1)")
+    rig.begin(entry)
+    rig.ended(entry)
+    rig.kill()
+    (rig.folder / "spool" / str(ANN) / entry).unlink()  # as the daemon leaves it that dies then
+    rig.start()
+    until(lambda: not (rig.folder / "jobs" / entry).exists(), 30)
