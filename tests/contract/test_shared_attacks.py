@@ -141,6 +141,16 @@ async def test_one_person_stops_nothing_of_another_and_nothing_of_roots(rig: Sha
         await wait_for_end(engine, order.run)
 
 
+async def test_a_person_whose_account_was_closed_is_told_why_nothing_started(rig: SharedRig) -> None:
+    order = make_order(rig.programs.exits(0), rig.workdir)
+    rig.entry(order)
+    rig.daemon.closed.touch()
+    async with open_engine(rig) as engine:
+        await engine.submit(order)
+        end = await wait_for_end(engine, order.run)
+        assert (end.ending, end.exit_code, end.detail) == (EndReason.NOT_STARTED, 126, "ann-x is locked")
+
+
 async def test_a_daemon_that_is_away_makes_every_run_unknown_and_ends_none(rig: SharedRig) -> None:
     order = make_order(rig.programs.runs_until_stopped(), rig.workdir)
     async with open_engine(rig) as engine:

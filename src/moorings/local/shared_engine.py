@@ -346,7 +346,6 @@ def _end_record(said: EndRecord | None, seen: Mapping[str, Any], now: Timestamp)
     if said is not None:
         return replace(said, ended_at=min(said.ended_at or now, now))
     if seen.get("code") == CANNOT_START:
-        return EndRecord(
-            EndReason.NOT_STARTED, CANNOT_START, ended_at=now, detail="its supervisor could not be started"
-        )
+        detail = seen.get("why") or "its supervisor could not be started"
+        return EndRecord(EndReason.NOT_STARTED, CANNOT_START, ended_at=now, detail=detail)
     return EndRecord(EndReason.LOST, SIGKILL_EXIT_CODE, ended_at=now, detail=seen.get("why") or "its supervisor died")

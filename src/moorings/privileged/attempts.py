@@ -6,6 +6,7 @@ One attempt's folder::
     started.json   the supervisor's process; it is there before the supervisor may begin
     cancel.json    a request to the supervisor, and
     yield.json     another one; the person may read them
+    refused.json   why its person gets no process
     end.json       how it ended; it is there once nothing is left in the cgroup
     run/           the person's: the supervisor's own records and the output, for the controller's group to read
 """
@@ -18,7 +19,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -27,6 +28,7 @@ from moorings.privileged import pam
 from moorings.privileged.accounts import PersonAccount, groups_of
 from moorings.privileged.cgroups import JobCgroup
 from moorings.privileged.records import fsync_folder, read_record, write_record
+from moorings.privileged.refusals import Refused
 
 PATH = "/usr/local/bin:/usr/bin:/bin"
 NOT_BEGUN = 125  # the exit code of a child that was not let begin
@@ -79,7 +81,7 @@ class AttemptRecords:
         """The name of its cgroup."""
         return f"{self.entry}.{self.number}"
 
-    def create(self, account: PersonAccount, readers: int, order: Mapping[str, Any]) -> None:
+    def create(self, uid: int, readers: int, order: Mapping[str, Any]) -> None:
         """Make the folder and what was ordered; the folder ``run`` is the person's, and that group may read it.
 
         Raises:
@@ -88,11 +90,11 @@ class AttemptRecords:
         self.path.parent.mkdir(mode=0o711, exist_ok=True)
         self.path.mkdir(mode=0o711)
         self.run.mkdir(mode=0o700)
-        os.chown(self.run, account.uid, readers)
+        os.chown(self.run, uid, readers)
         self.run.chmod(0o2750)
         fsync_folder(self.path.parent)
         fsync_folder(self.path.parent.parent)
-        write_record(self.path / "attempt.json", {"name": account.name, "uid": account.uid, **order})
+        write_record(self.path / "attempt.json", {"uid": uid, **order})
 
     def record(self, name: str) -> dict[str, Any] | None:
         """A record; None: there is none, or none that can be read."""
@@ -128,11 +130,16 @@ class AttemptRecords:
 
 
 def start_supervisor(
-    command: Sequence[str], account: PersonAccount, given: Mapping[str, Any], folder: AttemptRecords, cgroup: JobCgroup
+    command: Sequence[str],
+    find_person: Callable[[], PersonAccount],
+    given: Mapping[str, Any],
+    folder: AttemptRecords,
+    cgroup: JobCgroup,
 ) -> tuple[int, int]:
     """Start a supervisor that waits; returns its process id, and a pipe: it begins once it can read ``GO`` there.
 
-    If the pipe is closed without that, as it is if this process dies, the supervisor ends without having begun.
+    If the pipe is closed without that, as it is if this process dies, the supervisor ends without having begun. The
+    person is found in its process, because a directory service may take its time.
 
     Raises:
         OSError: it could not be started.
@@ -141,44 +148,60 @@ def start_supervisor(
     os.write(stdin, json.dumps(given).encode())
     os.lseek(stdin, 0, os.SEEK_SET)
     waits, goes = os.pipe()
-    groups = groups_of(account)
     pid = os.fork()
     if pid == 0:
         os.close(goes)
-        _begin([*command, str(folder.path)], account, groups, stdin, waits, cgroup)
+        _begin(command, find_person, stdin, waits, folder, cgroup)
     os.close(stdin)
     os.close(waits)
     return pid, goes
 
 
 def _begin(
-    command: Sequence[str], account: PersonAccount, groups: Sequence[int], stdin: int, waits: int, cgroup: JobCgroup
+    command: Sequence[str],
+    find_person: Callable[[], PersonAccount],
+    stdin: int,
+    waits: int,
+    folder: AttemptRecords,
+    cgroup: JobCgroup,
 ) -> NoReturn:
     """Become the person, in the job's cgroup, and execute the supervisor; in a process that was forked for it."""
     try:
         os.setsid()
-        for number in signal.valid_signals():
-            if number not in (signal.SIGKILL, signal.SIGSTOP) and signal.getsignal(number) is not None:
-                signal.signal(number, signal.SIG_DFL)
-        signal.set_wakeup_fd(-1)
+        for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+            signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        close_others(stdin, waits)
         cgroup.enter()
         if os.read(waits, 1) != GO:
             os._exit(NOT_BEGUN)
-        os.dup2(stdin, 0)
+        account = find_person()
+        groups = groups_of(account)
         if pam.SERVICE_FILE.exists():
             pam.open_session(account.name)
+    except (OSError, Refused) as error:
+        write_record(folder.path / "refused.json", {"why": str(error)})
+        os._exit(CANNOT_BEGIN)
+    try:
+        os.dup2(stdin, 0)
         become(account, groups)
-        output = os.open(
-            f"{command[-1]}/run/supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600
-        )
+        output = os.open(folder.run / "supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
         os.dup2(output, 1)
         os.dup2(output, 2)
-        os.closerange(3, 1 << 20)  # ours close by themselves, and those that came with the daemon do not
-        os.execve(command[0], list(command), supervisor_environment(account))  # noqa: S606 - there is no shell in it
+        os.closerange(3, 1 << 20)
+        os.execve(command[0], [*command, str(folder.path)], supervisor_environment(account))  # noqa: S606 - no shell
     except BaseException as error:  # nothing of ours may run on in this process
         sys.stderr.write(f"{account.name}: {error!r}\n")
     os._exit(CANNOT_BEGIN)
+
+
+def close_others(*kept: int) -> None:
+    """Close all descriptors but the first three and these, in a process that was forked: the daemon's lock is one."""
+    begin = 3
+    for each in sorted(kept):
+        os.closerange(begin, each)
+        begin = each + 1
+    os.closerange(begin, 1 << 20)
 
 
 def become(account: PersonAccount, groups: Sequence[int]) -> None:
@@ -210,6 +233,7 @@ def start_remover(uid: int, folder: AttemptRecords) -> int:
     pid = os.fork()
     if pid == 0:
         try:
+            close_others()
             become(PersonAccount("", uid, _NO_GROUP, "/", ""), [])
             for each in list(os.scandir(folder.run)):
                 if each.is_dir(follow_symlinks=False):

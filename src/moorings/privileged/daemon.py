@@ -1,8 +1,9 @@
-"""The root daemon: ``python3 -I -m moorings.privileged.daemon``. One thread, and each request is a few small files.
+"""The root daemon: one thread, and nothing in it waits for a person, their files or a directory service.
 
-Two sockets. On ``submit`` anybody hands in jobs, and takes back their own. On ``control`` one user, the controller,
-starts, asks and ends what was handed in. A connection is one request, a JSON object up to the end of what is sent, and
-one answer. The kernel says who is connected (SO_PEERCRED, unix(7)); nothing that is sent says so.
+Two sockets. On ``submit`` anybody hands in jobs, and takes back their own: each request is a process of its own, which
+is killed when its time is up. On ``control`` one user, the controller, starts, asks and ends what was handed in. A
+connection is one request, a JSON object up to the end of what is sent, and one answer. The kernel says who is connected
+(SO_PEERCRED, unix(7)); nothing that is sent says so.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,32 +29,26 @@ from moorings.privileged.attempts import (
     AttemptRecords,
     StartedProcess,
     boot_id,
+    close_others,
     start_remover,
     start_supervisor,
     start_ticks,
 )
 from moorings.privileged.cgroups import TASKS_MAX, CgroupTree, JobLimits
 from moorings.privileged.refusals import Refused
-from moorings.privileged.spool import JOB_BYTES_MAX, Spool, check_entry
+from moorings.privileged.spool import JOB_BYTES_MAX, Spool, SpooledJob, check_entry
 
 log = logging.getLogger("moorings.privileged")
 
+Operation = Callable[[int, dict[str, Any]], dict[str, Any]]
+
 REQUEST_BYTES_MAX = JOB_BYTES_MAX + (64 << 10)
-CONNECTIONS_MAX, CONNECTIONS_MAX_USER = 64, 8
-REQUEST_S_MAX = 5.0
+PEOPLE_MAX, PEOPLE_MAX_USER = 64, 4  # requests of people at once
+PERSON_S_MAX, CONTROL_S_MAX = 20, 2.0  # for a request of a person, and for each part of one of the controller's
 LOOK_S = 0.05  # between two looks at a cgroup whose processes are being killed
 ENTRIES_MAX = 1000  # of one question for their state
 RECORDS = ("cancel", "yield")  # what a supervisor may be asked
 SIGNALS = (signal.SIGTERM, *range(signal.SIGRTMIN, signal.SIGRTMAX + 1))  # to a supervisor
-
-
-@dataclass(slots=True)
-class _ClientConnection:
-    socket: socket.socket
-    uid: int
-    is_control: bool
-    until_s: float
-    received: bytearray = field(default_factory=bytearray)
 
 
 @dataclass(slots=True)
@@ -90,7 +86,7 @@ class RootDaemon:
         self._cgroups, self._supervisor = cgroups, supervisor
         self._controller, self._account_of = controller, account_of
         self._selector = selectors.DefaultSelector()
-        self._connections: dict[int, _ClientConnection] = {}
+        self._people: dict[int, int] = {}  # by the process that serves a request: its person
         self._live: dict[str, _Live] = {}  # by entry: of a job one attempt lives at a time
         self._removers: dict[int, AttemptRecords] = {}
 
@@ -99,90 +95,43 @@ class RootDaemon:
     def serve(self, submit: socket.socket, control: socket.socket, is_over: Callable[[], bool]) -> None:
         """Serve until that; jobs go on without this process."""
         self.recover()
-        for listening, is_control in ((submit, False), (control, True)):
+        for listening, accept in ((submit, self._accept_person), (control, self._accept_controller)):
             listening.setblocking(False)
-            self._selector.register(listening, selectors.EVENT_READ, ("accept", is_control))
+            self._selector.register(listening, selectors.EVENT_READ, accept)
         while not is_over():
             for key, _ in self._selector.select(LOOK_S if self._is_ending() else 1.0):
-                what, value = key.data
-                if what == "accept":
-                    self._accept(key.fileobj, is_control=value)  # type: ignore[arg-type]
-                elif what == "receive":
-                    self._receive(value)
-                else:
-                    self._supervisor_ended(value)
-            self._close_late()
+                key.data(key.fileobj)
             self._reap()
             self._end_what_is_empty()
 
-    def _accept(self, listening: socket.socket, *, is_control: bool) -> None:
+    def _accept_person(self, listening: socket.socket) -> None:
         with contextlib.suppress(BlockingIOError, ConnectionError):
-            connected, _ = listening.accept()
-            connected.setblocking(False)
-            _, uid, _ = struct.unpack("iII", connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-            of_user = sum(each.uid == uid for each in self._connections.values())
-            allowed = uid in (0, self._controller[0]) if is_control else True
-            if not allowed or len(self._connections) >= CONNECTIONS_MAX or of_user >= CONNECTIONS_MAX_USER:
-                connected.close()
-                return
-            one = _ClientConnection(connected, uid, is_control, time.monotonic() + REQUEST_S_MAX)
-            self._connections[connected.fileno()] = one
-            self._selector.register(connected, selectors.EVENT_READ, ("receive", one))
+            connected, uid = _accept(listening)
+            with connected:
+                served = list(self._people.values())
+                if len(served) >= PEOPLE_MAX or served.count(uid) >= PEOPLE_MAX_USER:
+                    return
+                pid = os.fork()
+                if pid:
+                    self._people[pid] = uid
+                    return
+                try:
+                    close_others(connected.fileno())
+                    signal.alarm(PERSON_S_MAX)
+                    _serve(connected, uid, {"spool": self._add, "withdraw": self._withdraw})
+                finally:
+                    os._exit(0)
 
-    def _receive(self, one: _ClientConnection) -> None:
-        try:
-            part = one.socket.recv(1 << 16)  # without room for descriptors: what comes with it is closed
-        except BlockingIOError:
-            return
-        except OSError:
-            self._close(one)
-            return
-        one.received += part
-        if part and len(one.received) <= REQUEST_BYTES_MAX:
-            return
-        answer = self._answer(one) if not part else Refused("request.too_large", "too much was sent").answer()
-        with contextlib.suppress(OSError):
-            one.socket.settimeout(1.0)
-            one.socket.sendall(json.dumps(answer).encode())
-        self._close(one)
+    def _accept_controller(self, listening: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # it has gone
+            connected, uid = _accept(listening)
+            with connected:
+                connected.settimeout(CONTROL_S_MAX)
+                if uid in (0, self._controller[0]):
+                    operations = {"start": self._start, "ask": self._send_request, "kill": self._kill}
+                    _serve(connected, uid, operations | {"status": self._status, "forget": self._forget})
 
-    def _close(self, one: _ClientConnection) -> None:
-        self._connections.pop(one.socket.fileno(), None)
-        with contextlib.suppress(KeyError):
-            self._selector.unregister(one.socket)
-        one.socket.close()
-
-    def _close_late(self) -> None:
-        now_s = time.monotonic()
-        for one in [each for each in self._connections.values() if each.until_s < now_s]:
-            self._close(one)
-
-    def _answer(self, one: _ClientConnection) -> dict[str, Any]:
-        try:
-            request = dict(json.loads(one.received))
-            operations = self._control_operations() if one.is_control else self._submit_operations()
-            return operations[request["op"]](one.uid, request)
-        except Refused as refused:
-            return refused.answer()
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
-            return Refused("request.invalid", f"that is no request: {error!r}"[:300]).answer()
-        except OSError as error:
-            log.exception("request.failed")
-            return Refused("daemon.failed", f"{error.strerror or error}", "the daemon's log has the rest").answer()
-
-    def _submit_operations(self) -> Mapping[object, Callable[[int, dict[str, Any]], dict[str, Any]]]:
-        return {"spool": self._add, "withdraw": self._withdraw}
-
-    def _control_operations(self) -> Mapping[object, Callable[[int, dict[str, Any]], dict[str, Any]]]:
-        return {
-            "start": self._start,
-            "ask": self._send_request,
-            "kill": self._kill,
-            "status": self._status,
-            "forget": self._forget,
-        }
-
-    # -- people --------------------------------------------------------------------------------------------------------
+    # -- people, each in a process of its own --------------------------------------------------------------------------
 
     def _add(self, uid: int, request: dict[str, Any]) -> dict[str, Any]:
         job = request["job"]
@@ -194,7 +143,10 @@ class RootDaemon:
         entry = check_entry(request["entry"])
         if int(entry.partition("-")[0]) != uid:
             raise Refused("entry.unknown", f"there is no entry {entry}")  # of this person
-        return self._forget(uid, request)
+        if (self._jobs / entry).exists():
+            raise Refused("attempt.live", "it was started", "cancel its run")
+        self._spool.remove(entry)
+        return {"entry": entry, "state": "ABSENT"}
 
     # -- the controller ------------------------------------------------------------------------------------------------
 
@@ -211,16 +163,15 @@ class RootDaemon:
             return self._state(spooled.entry)
         if spooled.entry in self._live:
             raise Refused("attempt.live", f"attempt {self._live[spooled.entry].folder.number} has not ended")
-        account = self._account_of(spooled.uid)
-        if account.name != spooled.name:  # the account was removed, and its uid given to somebody else
-            raise Refused("account.refused", f"uid {spooled.uid} is no longer {spooled.name}'s")
         folder = AttemptRecords(self._jobs / spooled.entry / str(number))
-        folder.create(account, self._controller[1], {"order": order, "limits": request["limits"], "at": time.time()})
+        ordered = {"order": order, "limits": request["limits"], "at": time.time()}
+        folder.create(spooled.uid, self._controller[1], ordered)
         live = self._live[spooled.entry] = _Live(folder)
         cgroup = self._cgroups.job(folder.cgroup)
         cgroup.create(limits)
         given = {"job": spooled.job, "order": order, "attempt": number}
-        pid, goes = start_supervisor(self._supervisor, account, given, folder, cgroup)
+        person = partial(self._find_person, spooled)
+        pid, goes = start_supervisor(self._supervisor, person, given, folder, cgroup)
         try:
             folder.save_process(StartedProcess(pid, start_ticks(pid), boot_id()))
             self._watch(live)
@@ -230,6 +181,12 @@ class RootDaemon:
             if live.descriptor is None:  # it ends without having begun
                 os.waitpid(pid, 0)
         return self._state(spooled.entry)
+
+    def _find_person(self, spooled: SpooledJob) -> PersonAccount:
+        account = self._account_of(spooled.uid)
+        if account.name != spooled.name:  # the account was removed, and its uid given to somebody else
+            raise Refused("account.refused", f"uid {spooled.uid} is no longer {spooled.name}'s")
+        return account
 
     def _send_request(self, _uid: int, request: dict[str, Any]) -> dict[str, Any]:
         """Put a request into the attempt's folder, if there is one, and send the supervisor a signal."""
@@ -315,7 +272,7 @@ class RootDaemon:
         process = live.folder.process()
         live.descriptor = process.open() if process is not None else None
         if live.descriptor is not None:
-            self._selector.register(live.descriptor, selectors.EVENT_READ, ("ended", live))
+            self._selector.register(live.descriptor, selectors.EVENT_READ, lambda _: self._supervisor_ended(live))
 
     def _supervisor_ended(self, live: _Live) -> None:
         assert live.descriptor is not None
@@ -329,7 +286,7 @@ class RootDaemon:
         live.descriptor = None
 
     def _is_ending(self) -> bool:
-        return bool(self._removers) or any(live.descriptor is None for live in self._live.values())
+        return bool(self._removers or self._people) or any(live.descriptor is None for live in self._live.values())
 
     def _end_what_is_empty(self) -> None:
         """Kill what a supervisor has left, and record the end once nothing is left."""
@@ -341,7 +298,9 @@ class RootDaemon:
                 if live.folder.process() is None:  # it was never let begin
                     live.folder.remove_records()
                 else:
-                    live.folder.save_end(live.code, live.why if live.code is None else "", cgroup.oom_kills())
+                    refused = live.folder.record("refused") or {}
+                    why = refused.get("why", live.why if live.code is None else "")
+                    live.folder.save_end(live.code, why, cgroup.oom_kills())
             except OSError:
                 log.exception("end.unsaved", extra={"entry": entry})
                 continue
@@ -349,13 +308,50 @@ class RootDaemon:
             del self._live[entry]
 
     def _reap(self) -> None:
-        for pid, folder in list(self._removers.items()):
+        for pid in (*self._people, *self._removers):
             done, _ = os.waitpid(pid, os.WNOHANG)
-            if done:
-                del self._removers[pid]
+            if not done:
+                continue
+            self._people.pop(pid, None)
+            folder = self._removers.pop(pid, None)
+            if folder is not None:
                 with contextlib.suppress(OSError):  # it can be forgotten again
                     folder.remove_records()
                     folder.path.parent.rmdir()
+
+
+def _accept(listening: socket.socket) -> tuple[socket.socket, int]:
+    """A connection, and whose it is."""
+    connected, _ = listening.accept()
+    _, uid, _ = struct.unpack("iII", connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return connected, uid
+
+
+def _serve(connected: socket.socket, uid: int, operations: Mapping[object, Operation]) -> None:
+    """Receive one request and answer it.
+
+    Raises:
+        OSError: the other side is gone, or too slow.
+    """
+    received = bytearray()
+    while part := connected.recv(1 << 16):  # without room for descriptors: what comes with it is closed
+        received += part
+        if len(received) > REQUEST_BYTES_MAX:
+            break
+    connected.sendall(json.dumps(_answer(bytes(received), uid, operations)).encode())
+
+
+def _answer(received: bytes, uid: int, operations: Mapping[object, Operation]) -> dict[str, Any]:
+    try:
+        request = dict(json.loads(received))
+        return operations[request["op"]](uid, request)
+    except Refused as refused:
+        return refused.answer()
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        return Refused("request.invalid", f"that is no request: {error!r}"[:300]).answer()
+    except OSError as error:
+        log.exception("request.failed")
+        return Refused("daemon.failed", f"{error.strerror or error}", "the daemon's log has the rest").answer()
 
 
 def _parse_limits(given: object) -> JobLimits:

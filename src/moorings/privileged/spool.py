@@ -44,7 +44,6 @@ class Spool:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._counts: dict[int, int] = {}  # entries by uid, once counted
         folder.mkdir(mode=0o700, exist_ok=True)
 
     def add(self, account: PersonAccount, job: dict[str, Any]) -> str:
@@ -57,7 +56,7 @@ class Spool:
         if len(json.dumps(job)) > JOB_BYTES_MAX:
             raise Refused("spool.too_large", f"the job has more than {JOB_BYTES_MAX} bytes", "put its input in files")
         folder = self._folder / str(account.uid)
-        if self._count(account.uid) >= ENTRIES_MAX:
+        if folder.exists() and len(os.listdir(folder)) >= ENTRIES_MAX:  # noqa: PTH208 - names alone
             detail = f"{account.name} has {ENTRIES_MAX} jobs here already"
             raise Refused("spool.full", detail, "wait until some have ended")
         if shutil.disk_usage(self._folder).free < FREE_BYTES_MIN:
@@ -67,14 +66,7 @@ class Spool:
             fsync_folder(self._folder)
         entry = f"{account.uid}-{secrets.token_hex(16)}"
         write_record(folder / entry, {"uid": account.uid, "name": account.name, "at": time.time(), "job": job})
-        self._counts[account.uid] += 1
         return entry
-
-    def _count(self, uid: int) -> int:
-        if uid not in self._counts:
-            folder = self._folder / str(uid)
-            self._counts[uid] = len(os.listdir(folder)) if folder.exists() else 0  # noqa: PTH208 - names alone
-        return self._counts[uid]
 
     def read(self, entry: str) -> SpooledJob:
         """An entry.
@@ -102,7 +94,6 @@ class Spool:
         if path.exists():
             path.unlink()
             fsync_folder(path.parent)
-            self._counts.pop(int(path.parent.name), None)
 
     def _path(self, entry: str) -> Path:
         return self._folder / check_entry(entry).partition("-")[0] / entry

@@ -17,6 +17,7 @@ import pytest
 from moorings.privileged.accounts import PersonAccount
 from moorings.privileged.cgroups import MOUNTS, CgroupTree, parse_mounts
 from moorings.privileged.daemon import RootDaemon
+from moorings.privileged.refusals import Refused
 from tests.waiting import patient, until
 
 PYTHON = Path("/usr/bin/python3")  # the tests' own may stand where only root reads
@@ -28,10 +29,6 @@ NEEDS_ROOT = [
 ANN, BOB, CONTROLLER = 61_001, 61_002, 61_099  # without accounts here
 
 
-def account(uid: int) -> PersonAccount:
-    return PersonAccount({ANN: "ann-x", BOB: "bob-x"}[uid], uid, uid, "/nonexistent", "/bin/sh")
-
-
 class RootRig:
     """A daemon on a folder and cgroups of its own, which can be killed."""
 
@@ -39,6 +36,7 @@ class RootRig:
         self.folder, self.base = folder / "jobs", base
         self.sockets = folder / "sockets"
         self.pid = 0
+        self.closed = folder / "closed"  # a file there: no account may be used
         self.folder.mkdir(mode=0o711)
         self.sockets.mkdir(mode=0o755)
         for above in (folder, *folder.parents):
@@ -63,12 +61,23 @@ class RootRig:
         self.pid = os.fork()
         if self.pid == 0:
             try:
-                daemon = RootDaemon(self.folder, self.tree(), self.supervisor, (CONTROLLER, CONTROLLER), account)
+                daemon = RootDaemon(self.folder, self.tree(), self.supervisor, (CONTROLLER, CONTROLLER), self.account)
                 daemon.serve(listening[0], listening[1], lambda: False)
             finally:
                 os._exit(1)
         for one in listening:
             one.close()
+
+    def account(self, uid: int) -> PersonAccount:
+        name = {ANN: "ann-x", BOB: "bob-x"}[uid]
+        if self.closed.exists():
+            raise Refused("account.refused", f"{name} is locked")
+        return PersonAccount(name, uid, uid, "/nonexistent", "/bin/sh")
+
+    def connect(self, name: str) -> socket.socket:
+        connected = socket.socket(socket.AF_UNIX)
+        connected.connect(str(self.sockets / name))
+        return connected
 
     def kill(self) -> None:
         if self.pid:

@@ -204,6 +204,34 @@ def test_what_is_no_request_is_refused(rig: RootRig, sent: bytes) -> None:
     assert "entry" in rig.ask(ANN, "submit", {"op": "spool", "job": {}})
 
 
+def test_a_person_who_says_nothing_holds_nobody_up(rig: RootRig) -> None:
+    silent = [rig.connect("submit") for _ in range(50)]
+    for each in silent[::2]:
+        each.sendall(b'{"op": "spool", ')
+    entry = rig.spool(ANN, "pass")  # the silent ones are root's
+    assert rig.begin(entry)["attempt"] == 0
+    assert rig.ended(entry)["code"] == 0
+    for each in silent:
+        each.close()
+
+
+def test_a_person_whose_account_is_closed_meanwhile_gets_no_process(rig: RootRig) -> None:
+    entry = rig.spool(ANN, "pass")
+    rig.closed.touch()
+    rig.begin(entry)
+    end = rig.ended(entry)
+    assert (end["code"], end["why"]) == (126, "ann-x is locked")
+    assert rig.ask(ANN, "submit", {"op": "spool", "job": {}})["error"] == "account.refused"
+
+
+def test_a_uid_that_was_given_to_somebody_else_starts_nothing(rig: RootRig) -> None:
+    entry = rig.spool(ANN, "pass")
+    path = rig.folder / "spool" / str(ANN) / entry
+    path.write_text(path.read_text().replace("ann-x", "old-ann"))
+    rig.begin(entry)
+    assert "no longer old-ann's" in rig.ended(entry)["why"]
+
+
 def test_a_forgotten_job_leaves_nothing_whatever_lies_in_its_folder(rig: RootRig, tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     kept.mkdir(mode=0o777)
