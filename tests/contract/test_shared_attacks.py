@@ -141,6 +141,64 @@ async def test_one_person_stops_nothing_of_another_and_nothing_of_roots(rig: Sha
         await wait_for_end(engine, order.run)
 
 
+def ends_with(record: dict[str, object]) -> str:
+    """A script that writes its run's end, and kills its supervisor."""
+    end = json.dumps({"attempt": 0, "record": record})
+    return f"echo '{end}' > $(dirname $(readlink /proc/$$/fd/1))/end.json; kill -9 $PPID"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"ending": "EXITED", "exit_code": 10**40},
+        {"ending": "EXITED", "exit_code": 0, "task_codes": [0] * 5},
+        {"ending": "EXITED", "exit_code": -1},
+    ],
+    ids=str,
+)
+async def test_an_end_that_could_be_none_is_none(rig: SharedRig, said: dict[str, object]) -> None:
+    writes = ends_with(said)
+    order = make_order(rig.programs.shell(writes), rig.workdir)
+    async with open_engine(rig) as engine:
+        await engine.submit(order)
+        assert (await wait_for_end(engine, order.run)).ending is EndReason.LOST
+
+
+async def test_times_and_words_that_a_person_wrote_are_as_they_can_be(rig: SharedRig) -> None:
+    record = {
+        "ending": "EXITED",
+        "exit_code": 7,
+        "started_at": 9 * 10**18,
+        "ended_at": -(10**40),
+        "detail": "x" * 10_000,
+    }
+    writes = ends_with(record)
+    order = make_order(rig.programs.shell(writes), rig.workdir)
+    async with open_engine(rig) as engine:
+        await engine.submit(order)
+        end = await wait_for_end(engine, order.run)
+        assert (end.exit_code, len(end.detail)) == (7, 500)
+        assert end.started_at is not None
+        assert end.ended_at is not None
+        assert 10**15 < end.ended_at <= end.started_at < 4 * 10**15
+
+
+async def test_a_later_attempt_resumes_from_what_the_one_before_has_saved(rig: SharedRig) -> None:
+    saves = Path(rig.workdir) / "saves"
+    code = "import sys, zipfile; zipfile.ZipFile(sys.argv[1], 'w').writestr('a', b'x')"
+    save = f'/usr/bin/python3 -c "{code}" {saves}/step-3.pt'
+    script = f'echo "from ${{MOORINGS_RESUME_FROM:-nothing}}"; {save}; sleep 3; exit 85'
+    order = make_order(rig.programs.shell(script), rig.workdir)
+    contract = replace(order.job.checkpoint, resumable=True)
+    order = replace(order, job=replace(order.job, checkpoint=contract, checkpoint_directory=str(saves)))
+    async with open_engine(rig) as engine:
+        await engine.submit(order)
+        assert (await wait_for_end(engine, order.run)).exit_code == 85
+        await engine.submit(replace(order, attempt=1, resume_from=f"{saves}/step-3.pt", resume_step=3))
+        assert (await wait_for_end(engine, order.run)).exit_code == 85
+        assert (await read_output(engine, order.run)).decode() == f"from nothing\nfrom {saves}/step-3.pt\n"
+
+
 async def test_a_person_whose_account_was_closed_is_told_why_nothing_started(rig: SharedRig) -> None:
     order = make_order(rig.programs.exits(0), rig.workdir)
     rig.entry(order)

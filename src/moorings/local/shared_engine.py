@@ -52,6 +52,8 @@ POLL_S, STARTING_POLL_S = 1.0, 0.1
 SUBMIT_LOCK_WAIT_S = 5.0
 ANSWER_S, ANSWER_BYTES_MAX = 10.0, 4 << 20
 RECORD_BYTES_MAX = 1 << 20
+DETAIL_CHARS_MAX = 500
+ENTRIES_MAX = 1000  # of one question for their state
 MARGIN_S = 30.0  # after which a supervisor that should have ended its job is killed
 YIELD_S_MIN = 2.0
 REJECTED = ("account.refused", "entry.unknown", "entry.invalid", "request.invalid")
@@ -64,7 +66,7 @@ class SharedRun:
     Attributes:
         entry: in the root daemon's spool.
         attempt: the newest that was submitted.
-        submitted_at: when.
+        submitted_at: when it was first tried.
     """
 
     entry: str
@@ -89,7 +91,7 @@ class SharedEngine:
         self._folder, self._control, self._clock = folder, control, clock
         self._fence = FileFence(folder)
         self._known: dict[RunId, SharedRun] = {}
-        self._kill_at_s: dict[RunId, float] = {}  # by time.monotonic
+        self._kill_at_s: dict[tuple[RunId, int], float] = {}  # of an attempt, by time.monotonic
         self._changed = asyncio.Event()
         self._starting = False
 
@@ -158,9 +160,11 @@ class SharedEngine:
     def _observe(self, runs: Sequence[RunId]) -> list[RunStatus]:
         known = {run: found for run in runs if (found := self._load(run)) is not None}
         entries = [found.entry for found in known.values()]
-        answer = self._call_daemon({"op": "status", "entries": entries}) if entries else {"states": []}
-        self._check(answer)
-        states = {state["entry"]: state for state in answer["states"]}
+        states: dict[str, Mapping[str, Any]] = {}
+        for begin in range(0, len(entries), ENTRIES_MAX):
+            answer = self._call_daemon({"op": "status", "entries": entries[begin : begin + ENTRIES_MAX]})
+            self._check(answer)
+            states |= {state["entry"]: state for state in answer["states"]}
         seen = [self._status(run, known.get(run), states) for run in runs]
         self._starting = any(status.phase is RunPhase.STARTING for status in seen)
         return seen
@@ -173,7 +177,7 @@ class SharedEngine:
         folder = SharedRunFolder(Path(state["folder"]))
         looked = read_record(folder.path)
         status = _read_person(folder.status, person, SupervisorStatus)
-        started_at = min(status.started_at, self._clock.now()) if status is not None and status.started_at else None
+        started_at = self._clamped(status.started_at, known) if status is not None else None
         seen = RunStatus(
             run,
             RunPhase.RUNNING if status is not None and status.phase is RunPhase.RUNNING else RunPhase.STARTING,
@@ -183,24 +187,37 @@ class SharedEngine:
             checkpoint_fault=looked.fault if looked is not None else "",
         )
         if state["state"] != "ENDED":
-            self._enforce(run, known)
+            self._enforce(run, known, float(state.get("ageS") or 0.0))
             return seen
-        self._kill_at_s.pop(run, None)
+        self._kill_at_s.pop((run, known.attempt), None)
         end = _read_person(folder.end, person, AttemptEnd)
-        record = end.record if end is not None and end.attempt == known.attempt else None
+        record = self._checked(end.record, known) if end is not None and end.attempt == known.attempt else None
         return replace(seen, phase=RunPhase.ENDED, end=_end_record(record, state["end"] or {}, self._clock.now()))
 
-    def _enforce(self, run: RunId, known: SharedRun) -> None:
+    def _clamped(self, at: Timestamp | None, known: SharedRun) -> Timestamp | None:
+        """A time that a person wrote, as far as it can be."""
+        return None if at is None else max(known.submitted_at, min(at, self._clock.now()))
+
+    def _checked(self, said: EndRecord, known: SharedRun) -> EndRecord | None:
+        """An end that a person wrote, if it could be one."""
+        codes = [said.exit_code, *(code for code in said.task_codes if code is not None)]
+        if len(said.task_codes) > known.tasks or not all(0 <= code < 256 for code in codes):
+            return None
+        detail = said.detail[:DETAIL_CHARS_MAX].encode("utf-8", "replace").decode()
+        started_at, ended_at = (self._clamped(at, known) for at in (said.started_at, said.ended_at))
+        return replace(said, detail=detail, started_at=started_at, ended_at=ended_at)
+
+    def _enforce(self, run: RunId, known: SharedRun, age_s: float) -> None:
         """Kill what should have ended by now."""
         limit_s = known.time_limit_s
-        late_s = seconds_between(known.submitted_at, self._clock.now()) - (limit_s or 0) - known.grace_s - MARGIN_S
-        if (limit_s is not None and late_s > 0) or time.monotonic() > self._kill_at_s.get(run, float("inf")):
+        is_late = limit_s is not None and age_s > limit_s + known.grace_s + MARGIN_S
+        if is_late or time.monotonic() > self._kill_at_s.get((run, known.attempt), float("inf")):
             self._call_daemon({"op": "kill", "entry": known.entry, "attempt": known.attempt})
 
     async def cancel(self, run: RunId, reason: str) -> None:
         known = await asyncio.to_thread(self._load, run)
         if known is not None:
-            self._kill_at_s.setdefault(run, time.monotonic() + known.grace_s + MARGIN_S)
+            self._kill_at_s.setdefault((run, known.attempt), time.monotonic() + known.grace_s + MARGIN_S)
             await self._request(known, "cancel", CancelRecord(known.attempt, reason))
 
     async def ask_to_yield(
@@ -210,10 +227,10 @@ class SharedEngine:
         if known is None or known.attempt != attempt:
             return
         by_s = time.monotonic() + max(seconds_between(self._clock.now(), deadline), YIELD_S_MIN)
-        first = self._kill_at_s.get(run)
+        first = self._kill_at_s.get((run, attempt))
         if first is not None and (until_saved or by_s + MARGIN_S >= first):
             return  # the first request stays
-        self._kill_at_s[run] = by_s + MARGIN_S
+        self._kill_at_s[run, attempt] = by_s + MARGIN_S
         await self._request(known, "yield", YieldRecord(attempt, reason, by_s, until_saved=until_saved))
 
     async def _request(self, known: SharedRun, name: str, record: CancelRecord | YieldRecord) -> None:

@@ -58,8 +58,7 @@ class SharedRunFolder(LocalRunFolder):
 
     def last_checkpoints(self) -> CheckpointRecord | None:
         """Return the checkpoints that were last seen, by this attempt or the newest one that has looked."""
-        numbers = [int(each.name) for each in self._attempt.parent.iterdir() if each.name.isdecimal()]
-        for number in sorted((each for each in numbers if each <= int(self._attempt.name)), reverse=True):
+        for number in range(int(self._attempt.name), -1, -1):  # the folder around them is root's, and not for reading
             found = LocalRunFolder(self._attempt.parent / str(number) / "run").last_checkpoints()
             if found is not None:
                 return found
@@ -115,7 +114,8 @@ def parse_submission(given: Mapping[str, Any]) -> RunSubmission:
 
 def checkpoint_fault(path: str, directory: str | None) -> str:
     """Why a job is not given that checkpoint; empty: it is the person's own, in the job's folder."""
-    if directory is None or os.path.dirname(path) != directory.rstrip("/"):  # noqa: PTH120 - as it is written
+    folder, _, name = path.rpartition("/")
+    if directory is None or folder != directory.rstrip("/") or name in ("", ".", ".."):
         return "is not in the job's folder of checkpoints"
     try:
         found = os.lstat(path)

@@ -7,6 +7,7 @@ import fcntl
 import logging
 import os
 import pwd
+import resource
 import signal
 import socket
 import sys
@@ -26,6 +27,9 @@ def main() -> None:
     parser.add_argument("--sockets", type=Path, default=Path("/run/moorings"), help="(default: %(default)s)")
     parser.add_argument("--controller", default="moorings", help="the controller's user (default: %(default)s)")
     given = parser.parse_args()
+    os.umask(0o022)
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # one for each job
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
     code = Path(__file__).parent.parent
     for fault in (tree_fault(code), *map(trust_fault, (Path(sys.executable), Path(os.__file__), given.folder.parent))):

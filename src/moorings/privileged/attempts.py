@@ -13,8 +13,11 @@ One attempt's folder::
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import json
 import os
+import resource
 import shutil
 import signal
 import sys
@@ -28,9 +31,9 @@ from moorings.privileged import pam
 from moorings.privileged.accounts import PersonAccount, groups_of
 from moorings.privileged.cgroups import JobCgroup
 from moorings.privileged.records import fsync_folder, read_record, write_record
-from moorings.privileged.refusals import Refused
 
 PATH = "/usr/local/bin:/usr/bin:/bin"
+FILES = 1024  # that a job may have open, as a login
 NOT_BEGUN = 125  # the exit code of a child that was not let begin
 CANNOT_BEGIN = 126
 GO = b"g"
@@ -57,6 +60,10 @@ class StartedProcess:
             os.close(descriptor)
             return None
         return descriptor
+
+    def age_s(self) -> float:
+        """How long ago it began, whatever the clock of the machine was set to."""
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - self.start_ticks / os.sysconf("SC_CLK_TCK")
 
 
 class AttemptRecords:
@@ -87,8 +94,9 @@ class AttemptRecords:
         Raises:
             OSError: that failed.
         """
-        self.path.parent.mkdir(mode=0o711, exist_ok=True)
-        self.path.mkdir(mode=0o711)
+        for each in (self.path.parent, self.path):
+            each.mkdir(mode=0o700, exist_ok=each != self.path)
+            each.chmod(0o711)
         self.run.mkdir(mode=0o700)
         os.chown(self.run, uid, readers)
         self.run.chmod(0o2750)
@@ -148,12 +156,21 @@ def start_supervisor(
     os.write(stdin, json.dumps(given).encode())
     os.lseek(stdin, 0, os.SEEK_SET)
     waits, goes = os.pipe()
-    pid = os.fork()
-    if pid == 0:
+    try:
+        pid = os.fork()
+    except OSError:
         os.close(goes)
-        _begin(command, find_person, stdin, waits, folder, cgroup)
-    os.close(stdin)
-    os.close(waits)
+        raise
+    else:
+        if pid == 0:
+            os.close(goes)
+            try:
+                _begin(command, find_person, stdin, waits, folder, cgroup)
+            finally:
+                os._exit(CANNOT_BEGIN)  # nothing of ours may run on in this process
+    finally:
+        os.close(stdin)
+        os.close(waits)
     return pid, goes
 
 
@@ -172,6 +189,8 @@ def _begin(
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         close_others(stdin, waits)
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(FILES, hard), hard))  # not the daemon's own; PAM may give more
         cgroup.enter()
         if os.read(waits, 1) != GO:
             os._exit(NOT_BEGUN)
@@ -179,7 +198,7 @@ def _begin(
         groups = groups_of(account)
         if pam.SERVICE_FILE.exists():
             pam.open_session(account.name)
-    except (OSError, Refused) as error:
+    except Exception as error:
         write_record(folder.path / "refused.json", {"why": str(error)})
         os._exit(CANNOT_BEGIN)
     try:
@@ -215,11 +234,26 @@ def become(account: PersonAccount, groups: Sequence[int]) -> None:
     os.setgroups(groups)
     os.setresgid(account.gid, account.gid, account.gid)
     os.setresuid(account.uid, account.uid, account.uid)
+    leave_keyring()
     try:
         os.setuid(0)
     except PermissionError:
         return
     raise OSError("the powers of root could not be dropped")
+
+
+def leave_keyring() -> None:
+    """Join a new session keyring (keyctl(2)): that of the daemon would be shared by all jobs.
+
+    Raises:
+        OSError: that failed.
+    """
+    number = {"x86_64": 250, "aarch64": 219, "riscv64": 219, "ppc64le": 271, "s390x": 280}.get(os.uname().machine)
+    if number is None:
+        raise OSError(f"the number of keyctl(2) on {os.uname().machine} is not known")
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syscall(number, 1, None) == -1 and ctypes.get_errno() != errno.ENOSYS:
+        raise OSError(ctypes.get_errno(), "a new session keyring could not be joined")
 
 
 def supervisor_environment(account: PersonAccount) -> dict[str, str]:

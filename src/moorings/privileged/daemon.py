@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import selectors
+import shutil
 import signal
 import socket
 import struct
@@ -44,7 +45,7 @@ Operation = Callable[[int, dict[str, Any]], dict[str, Any]]
 
 REQUEST_BYTES_MAX = JOB_BYTES_MAX + (64 << 10)
 PEOPLE_MAX, PEOPLE_MAX_USER = 64, 4  # requests of people at once
-PERSON_S_MAX, CONTROL_S_MAX = 20, 2.0  # for a request of a person, and for each part of one of the controller's
+RECEIVE_S_MAX, PERSON_S_MAX = 2.0, 20  # for a request to arrive, and for one of a person to be served
 LOOK_S = 0.05  # between two looks at a cgroup whose processes are being killed
 ENTRIES_MAX = 1000  # of one question for their state
 RECORDS = ("cancel", "yield")  # what a supervisor may be asked
@@ -57,6 +58,7 @@ class _Live:
 
     folder: AttemptRecords
     descriptor: int | None = None
+    process: StartedProcess | None = None
     code: int | None = None
     why: str = ""
 
@@ -105,7 +107,7 @@ class RootDaemon:
             self._end_what_is_empty()
 
     def _accept_person(self, listening: socket.socket) -> None:
-        with contextlib.suppress(BlockingIOError, ConnectionError):
+        with contextlib.suppress(OSError):  # it has gone, or there are no descriptors left
             connected, uid = _accept(listening)
             with connected:
                 served = list(self._people.values())
@@ -118,7 +120,7 @@ class RootDaemon:
                 try:
                     close_others(connected.fileno())
                     signal.alarm(PERSON_S_MAX)
-                    _serve(connected, uid, {"spool": self._add, "withdraw": self._withdraw})
+                    _serve(connected, uid, {"spool": self._add, "withdraw": self._withdraw}, RECEIVE_S_MAX)
                 finally:
                     os._exit(0)
 
@@ -126,10 +128,10 @@ class RootDaemon:
         with contextlib.suppress(OSError):  # it has gone
             connected, uid = _accept(listening)
             with connected:
-                connected.settimeout(CONTROL_S_MAX)
                 if uid in (0, self._controller[0]):
-                    operations = {"start": self._start, "ask": self._send_request, "kill": self._kill}
-                    _serve(connected, uid, operations | {"status": self._status, "forget": self._forget})
+                    operations: dict[object, Operation] = {"start": self._start, "ask": self._send_request}
+                    operations |= {"kill": self._kill, "status": self._status, "forget": self._forget}
+                    _serve(connected, uid, operations, RECEIVE_S_MAX)
 
     # -- people, each in a process of its own --------------------------------------------------------------------------
 
@@ -165,7 +167,11 @@ class RootDaemon:
             raise Refused("attempt.live", f"attempt {self._live[spooled.entry].folder.number} has not ended")
         folder = AttemptRecords(self._jobs / spooled.entry / str(number))
         ordered = {"order": order, "limits": request["limits"], "at": time.time()}
-        folder.create(spooled.uid, self._controller[1], ordered)
+        try:
+            folder.create(spooled.uid, self._controller[1], ordered)
+        except OSError:
+            shutil.rmtree(folder.path, ignore_errors=True)  # it was never there
+            raise
         live = self._live[spooled.entry] = _Live(folder)
         cgroup = self._cgroups.job(folder.cgroup)
         cgroup.create(limits)
@@ -224,10 +230,14 @@ class RootDaemon:
         newest = self._newest(entry)
         if newest is None:
             return {"entry": entry, "state": "ABSENT"}
-        end = newest.record("end") if entry not in self._live else None
         live = self._live.get(entry)
-        state = "ENDED" if live is None else "RUNNING" if live.descriptor is not None else "ENDING"
-        return {"entry": entry, "attempt": newest.number, "state": state, "end": end, "folder": str(newest.path)}
+        end = newest.record("end") if live is None else None
+        runs = live is not None and live.descriptor is not None
+        state = "ENDED" if end is not None else "RUNNING" if runs else "ENDING"
+        seen = {"entry": entry, "attempt": newest.number, "state": state, "end": end, "folder": str(newest.path)}
+        if live is not None and live.process is not None:
+            seen["ageS"] = live.process.age_s()
+        return seen
 
     def _forget(self, _uid: int, request: dict[str, Any]) -> dict[str, Any]:
         entry = check_entry(request["entry"])
@@ -235,9 +245,9 @@ class RootDaemon:
             raise Refused("attempt.live", f"attempt {self._live[entry].folder.number} has not ended")
         busy = {each.entry for each in self._removers.values()}
         attempts = self._attempts(entry) if entry not in busy else []
+        self._spool.remove(entry)  # first: what is not in the spool is not started again
         for folder in attempts:
             self._remove(folder)
-        self._spool.remove(entry)
         return {"entry": entry, "state": "ABSENT" if not attempts and entry not in busy else "ENDED"}
 
     # -- what lives ----------------------------------------------------------------------------------------------------
@@ -270,7 +280,7 @@ class RootDaemon:
 
     def _watch(self, live: _Live) -> None:
         process = live.folder.process()
-        live.descriptor = process.open() if process is not None else None
+        live.process, live.descriptor = process, process.open() if process is not None else None
         if live.descriptor is not None:
             self._selector.register(live.descriptor, selectors.EVENT_READ, lambda _: self._supervisor_ended(live))
 
@@ -278,7 +288,8 @@ class RootDaemon:
         assert live.descriptor is not None
         self._selector.unregister(live.descriptor)
         with contextlib.suppress(ChildProcessError):  # it was started by the daemon before this one
-            found = os.waitid(os.P_PIDFD, live.descriptor, os.WEXITED)
+            # Nothing comes while another process traces it: then its code stays unknown.
+            found = os.waitid(os.P_PIDFD, live.descriptor, os.WEXITED | os.WNOHANG)
             if found is not None:
                 is_exit = found.si_code == os.CLD_EXITED
                 live.code, live.why = found.si_status if is_exit else 128 + found.si_status, live.why
@@ -327,17 +338,19 @@ def _accept(listening: socket.socket) -> tuple[socket.socket, int]:
     return connected, uid
 
 
-def _serve(connected: socket.socket, uid: int, operations: Mapping[object, Operation]) -> None:
-    """Receive one request and answer it.
+def _serve(connected: socket.socket, uid: int, operations: Mapping[object, Operation], within_s: float) -> None:
+    """Receive one request, within that time, and answer it.
 
     Raises:
         OSError: the other side is gone, or too slow.
     """
-    received = bytearray()
+    received, until_s = bytearray(), time.monotonic() + within_s
+    connected.settimeout(within_s)
     while part := connected.recv(1 << 16):  # without room for descriptors: what comes with it is closed
         received += part
         if len(received) > REQUEST_BYTES_MAX:
             break
+        connected.settimeout(max(until_s - time.monotonic(), 0.01))
     connected.sendall(json.dumps(_answer(bytes(received), uid, operations)).encode())
 
 
@@ -347,7 +360,7 @@ def _answer(received: bytes, uid: int, operations: Mapping[object, Operation]) -
         return operations[request["op"]](uid, request)
     except Refused as refused:
         return refused.answer()
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
         return Refused("request.invalid", f"that is no request: {error!r}"[:300]).answer()
     except OSError as error:
         log.exception("request.failed")

@@ -83,6 +83,8 @@ def test_a_checkpoint_is_the_persons_own(tmp_path: Path) -> None:
     assert checkpoint_fault(str(saved), str(tmp_path)) == checkpoint_fault(str(saved), f"{tmp_path}/") == ""
     assert checkpoint_fault(str(tmp_path / "gone.pt"), str(tmp_path)) == ""
     (tmp_path / "step-2.pt").symlink_to(saved)
+    for name in ("..", ".", ""):
+        assert checkpoint_fault(f"{tmp_path}/{name}", str(tmp_path))
     for path, folder in ((tmp_path / "step-2.pt", tmp_path), (saved, tmp_path / "x"), (saved, None)):
         assert checkpoint_fault(str(path), str(folder) if folder is not None else None)
     if os.geteuid() == 0:

@@ -259,3 +259,62 @@ def test_a_job_that_was_being_forgotten_is_forgotten_by_the_next_daemon(rig: Roo
     (rig.folder / "spool" / str(ANN) / entry).unlink()  # as the daemon leaves it that dies then
     rig.start()
     until(lambda: not (rig.folder / "jobs" / entry).exists(), 30)
+
+
+def test_a_supervisor_that_its_person_traces_holds_nobody_up(rig: RootRig) -> None:
+    traces = """
+import ctypes
+supervisor = os.getpid()
+if os.fork() == 0:
+    libc = ctypes.CDLL(None)
+    if libc.ptrace(0x4206, supervisor, None, None) == 0:  # PTRACE_SEIZE
+        say("seized", 1)
+        os.kill(supervisor, signal.SIGKILL)
+    else:
+        say("seized", 0)
+    time.sleep(3600)
+time.sleep(3600)
+"""
+    entry = rig.spool(ANN, traces)
+    rig.begin(entry)
+    if rig.run_file(entry, "seized") == "0":
+        pytest.skip("this machine lets nobody trace a parent")
+    other = rig.spool(ANN, "pass")
+    rig.begin(other)
+    assert rig.ended(other)["code"] == 0
+    assert rig.ended(entry)["code"] in (None, 128 + signal.SIGKILL)
+
+
+def test_no_job_has_the_keyring_of_the_daemon_or_of_another(rig: RootRig) -> None:
+    shows = "import ctypes; say('ring', ctypes.CDLL(None).syscall(250, 0, -3, 0))"  # KEYCTL_GET_KEYRING_ID
+    if os.uname().machine != "x86_64":
+        pytest.skip("keyctl(2) has another number here")
+    rings = set()
+    for uid in (ANN, BOB):
+        entry = rig.spool(uid, shows)
+        rig.begin(entry)
+        rings.add(rig.run_file(entry, "ring"))
+        rig.ended(entry)
+    assert len(rings) == 2 or rings == {"-1"}
+
+
+INFINITE = [b'"attempt": Infinity', b'"attempt": 1e999', b'"attempt": 1, "limits": {"memoryBytes": 1e999}']
+
+
+@pytest.mark.parametrize("wrong", INFINITE, ids=repr)
+def test_a_controller_that_sends_what_is_no_number_ends_nothing(rig: RootRig, wrong: bytes) -> None:
+    entry = rig.spool(ANN, "pass")
+    sent = b'{"op": "start", "entry": "%b", "order": {}, "limits": {}, %b}' % (entry.encode(), wrong)
+    assert rig.ask(CONTROLLER, "control", sent)["error"] == "request.invalid"
+    rig.begin(entry)
+    assert rig.ended(entry)["code"] == 0
+
+
+def test_a_start_that_fails_was_never_made(rig: RootRig) -> None:
+    entry = rig.spool(ANN, "pass")
+    in_the_way = rig.folder / "jobs" / entry
+    in_the_way.touch()
+    assert rig.begin(entry)["error"] == "daemon.failed"
+    in_the_way.unlink()
+    rig.begin(entry)
+    assert rig.ended(entry)["code"] == 0
