@@ -159,6 +159,21 @@ async def test_only_its_own_user_pauses_and_resumes_it_and_only_what_can_be(rig:
     await ended(rig, forgets)
 
 
+async def test_two_runs_that_save_into_one_folder_are_told_of_each_other(rig: Rig, tmp_path: Path) -> None:
+    first = (await rig.controller.runs.create_run(BOB, works(tmp_path))).run
+    second = await rig.controller.runs.create_run(BOB, works(tmp_path))
+    assert second.notes == (
+        f"run {first.id} saves into {tmp_path}/checkpoints, too, and each would resume from what the other saves",
+    )
+    for run in (first, second.run):
+        await rig.controller.runs.cancel_run(BOB, run.id)
+        await ended(rig, run)
+    alone = await rig.controller.runs.create_run(BOB, works(tmp_path))
+    assert alone.notes == ()
+    await rig.controller.runs.cancel_run(BOB, alone.run.id)
+    await ended(rig, alone.run)
+
+
 async def test_a_run_at_whose_folder_nobody_can_look_is_not_paused(rig: Rig, tmp_path: Path) -> None:
     """It would be stopped without its work, because nobody sees that it has saved it."""
     (tmp_path / "elsewhere").mkdir()

@@ -126,7 +126,18 @@ class RunService:
         run = await self._loop.submit(given, use)
         assert isinstance(run, Run)
         view = self._head_view(run) if run.id == ident else await self._run_view(run)  # an earlier run of its key
-        return replace(view, notes=notes, job=view.job or job)
+        return replace(view, notes=(*notes, *self._folder_notes(run)), job=view.job or job)
+
+    def _folder_notes(self, run: Run) -> tuple[str, ...]:
+        """A note, if another run that has not ended saves into the same folder of checkpoints."""
+        folder = run.job.checkpoint_directory
+        if folder is None:
+            return ()
+        others = (each for each in self._loop.runs.by_id.values() if each.id != run.id and each.engine == run.engine)
+        other = next((each.id for each in others if each.job.checkpoint_directory == folder), None)
+        if other is None:
+            return ()
+        return (f"run {other} saves into {folder}, too, and each would resume from what the other saves",)
 
     async def _resume_point(
         self, caller: Caller, job: JobSpec, resume: str | None, path: str | None
