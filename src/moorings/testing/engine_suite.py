@@ -69,7 +69,8 @@ class SuitePrograms:
 
     def exits_zero_at_term(self) -> Command:
         """Prints ``ready``, and exits with 0 at TERM."""
-        return self.shell("trap 'exit 0' TERM; echo ready; sleep 3600 & wait")
+        # The child first: one that is forked while TERM comes does not get it, and has its grace period.
+        return self.shell("trap 'exit 0' TERM; sleep 3600 & echo ready; wait")
 
     def prints_signals(self) -> Command:
         """Prints ``ready``, then ``warned`` at each USR1, and ends only at TERM."""
