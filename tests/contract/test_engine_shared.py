@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -50,13 +51,15 @@ class SharedRig:
         self._work.mkdir()
         shutil.chown(self._work, ANN, ANN)
         self._entries: dict[object, str] = {}
+        self._lock = threading.Lock()
 
     def entry(self, order: RunSubmission) -> str:
         key = (order.run, order.job.command)  # people hand a job in once; the suite changes it between two attempts
-        if key not in self._entries:
-            answer = self.daemon.ask(ANN, "submit", {"op": "spool", "job": to_plain(order.job)})
-            self._entries[key] = str(answer["entry"])
-        return self._entries[key]
+        with self._lock:
+            if key not in self._entries:
+                answer = self.daemon.ask(ANN, "submit", {"op": "spool", "job": to_plain(order.job)})
+                self._entries[key] = str(answer["entry"])
+            return self._entries[key]
 
     @property
     def programs(self) -> SuitePrograms:
