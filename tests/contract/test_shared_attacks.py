@@ -42,6 +42,11 @@ def run_folder(rig: SharedRig, attempt: int = 0) -> Path:
     return job / str(attempt) / "run"
 
 
+def supervisor(rig: SharedRig) -> int:
+    """The process id of the only run's supervisor."""
+    return int(json.loads((run_folder(rig).parent / "started.json").read_text())["pid"])
+
+
 async def test_a_link_in_place_of_an_output_shows_nothing(rig: SharedRig, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("the pepper")
@@ -87,8 +92,7 @@ async def test_a_supervisor_that_its_person_has_stopped_keeps_no_devices(
     async with open_engine(rig) as engine:
         await engine.submit(order)
         await wait_for_output(engine, order.run, b"ready")
-        started = json.loads((run_folder(rig).parent / "started.json").read_text())
-        os.kill(started["pid"], signal.SIGSTOP)
+        os.kill(supervisor(rig), signal.SIGSTOP)
         await engine.cancel(order.run, "enough")
         end = await wait_for_end(engine, order.run)
         assert (end.ending, end.exit_code) == (EndReason.LOST, 137)
@@ -103,8 +107,7 @@ async def test_a_time_limit_holds_though_its_supervisor_was_stopped(
     async with open_engine(rig) as engine:
         await engine.submit(order)
         await wait_for_output(engine, order.run, b"ready")
-        started = json.loads((run_folder(rig).parent / "started.json").read_text())
-        os.kill(started["pid"], signal.SIGSTOP)
+        os.kill(supervisor(rig), signal.SIGSTOP)
         assert (await wait_for_end(engine, order.run)).ending is EndReason.LOST
 
 
@@ -123,7 +126,7 @@ async def test_one_person_stops_nothing_of_another_and_nothing_of_roots(rig: Sha
         await engine.submit(order)
         await wait_for_output(engine, order.run, b"ready")
         folder = run_folder(rig)
-        pid = json.loads((folder.parent / "started.json").read_text())["pid"]
+        pid = supervisor(rig)
         others = [f"os.kill({pid}, 9)", "open(sys.argv[1] + '/0.log')", "os.listdir(sys.argv[1])"]
         roots = [
             "open(sys.argv[1] + '/../attempt.json')",

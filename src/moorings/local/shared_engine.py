@@ -361,7 +361,7 @@ def _end_record(said: EndRecord | None, seen: Mapping[str, Any], now: Timestamp)
             said, detail=f"{detail}: {said.detail}" if said.detail else detail, ended_at=said.ended_at or now
         )
     if said is not None:
-        return replace(said, ended_at=min(said.ended_at or now, now))
+        return replace(said, ended_at=said.ended_at or now)
     if seen.get("code") == CANNOT_START:
         detail = seen.get("why") or "its supervisor could not be started"
         return EndRecord(EndReason.NOT_STARTED, CANNOT_START, ended_at=now, detail=detail)

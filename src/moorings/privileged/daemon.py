@@ -35,7 +35,7 @@ from moorings.privileged.attempts import (
     start_supervisor,
     start_ticks,
 )
-from moorings.privileged.cgroups import TASKS_MAX, CgroupTree, JobLimits
+from moorings.privileged.cgroups import TASKS_MAX, CgroupTree, JobCgroup, JobLimits
 from moorings.privileged.refusals import Refused
 from moorings.privileged.spool import JOB_BYTES_MAX, Spool, SpooledJob, check_entry
 
@@ -91,6 +91,7 @@ class RootDaemon:
         self._people: dict[int, int] = {}  # by the process that serves a request: its person
         self._live: dict[str, _Live] = {}  # by entry: of a job one attempt lives at a time
         self._removers: dict[int, AttemptRecords] = {}
+        self._emptied: list[JobCgroup] = []  # not removed yet: the kernel may need a moment
 
     # -- serving -------------------------------------------------------------------------------------------------------
 
@@ -274,6 +275,8 @@ class RootDaemon:
             if process is not None and process.boot != boot_id():
                 live.why = "the machine was restarted"
             self._watch(live)
+        lived = {live.folder.cgroup for live in self._live.values()}
+        self._emptied = [self._cgroups.job(name) for name in self._cgroups.names() - lived]
 
     def _remove(self, folder: AttemptRecords) -> None:
         self._removers[start_remover(int(folder.entry.partition("-")[0]), folder)] = folder
@@ -291,8 +294,7 @@ class RootDaemon:
             # Nothing comes while another process traces it: then its code stays unknown.
             found = os.waitid(os.P_PIDFD, live.descriptor, os.WEXITED | os.WNOHANG)
             if found is not None:
-                is_exit = found.si_code == os.CLD_EXITED
-                live.code, live.why = found.si_status if is_exit else 128 + found.si_status, live.why
+                live.code = found.si_status + (0 if found.si_code == os.CLD_EXITED else 128)
         os.close(live.descriptor)
         live.descriptor = None
 
@@ -315,8 +317,9 @@ class RootDaemon:
             except OSError:
                 log.exception("end.unsaved", extra={"entry": entry})
                 continue
-            cgroup.remove()
+            self._emptied.append(cgroup)
             del self._live[entry]
+        self._emptied = [each for each in self._emptied if not each.remove()]
 
     def _reap(self) -> None:
         for pid in (*self._people, *self._removers):

@@ -27,14 +27,24 @@ def makes_no_cgroup() -> bool:
     """Whether no cgroup of a job can be made here, as in most containers."""
     if os.geteuid() != 0:
         return True
-    cgroup = CgroupTree(parse_mounts(MOUNTS.read_text()), "moorings-probe")
+    base = f"moorings-probe-{os.getpid()}"
+    tree = CgroupTree(parse_mounts(MOUNTS.read_text()), base)
     try:
-        cgroup.prepare()
-        job = cgroup.job("probe")
+        tree.prepare()
+        job = tree.job("probe")
         job.create(JobLimits())
     except OSError:
         return True
-    return not job.remove()
+    removed = job.remove()
+    remove_base(base)
+    return not removed
+
+
+def remove_base(base: str) -> None:
+    """Remove the cgroups around those of jobs, which a daemon keeps."""
+    found = parse_mounts(MOUNTS.read_text())
+    for folder in {*found.controllers.values(), *([found.unified] if found.unified is not None else [])}:
+        (folder / base).rmdir()
 
 
 NEEDS_ROOT = [
@@ -110,6 +120,7 @@ class RootRig:
             cgroup = tree.job(name)
             until(cgroup.kill, 30)
             until(cgroup.remove, 30)
+        remove_base(self.base)
 
     def ask(self, uid: int, name: str, request: object) -> dict[str, Any]:
         """A request as that user, and its answer."""

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from moorings.privileged.attempts import start_ticks
+from moorings.privileged.cgroups import JobLimits
 from tests.unit.privileged.rig import ANN, BOB, CONTROLLER, NEEDS_ROOT, PYTHON, RootRig
 from tests.waiting import until
 
@@ -181,6 +182,13 @@ def test_a_start_that_was_cut_off_began_nothing_and_can_be_made_again(rig: RootR
     until(lambda: rig.state(entry)["state"] == "ABSENT", 30)
     rig.begin(entry)
     assert rig.ended(entry)["code"] == 3
+
+
+def test_a_cgroup_that_a_killed_daemon_left_empty_is_removed_by_the_next(rig: RootRig) -> None:
+    rig.kill()
+    rig.tree().job("left").create(JobLimits())
+    rig.start()
+    until(lambda: rig.tree().names() == set(), 30)
 
 
 def test_nobody_starts_what_was_not_handed_in(rig: RootRig) -> None:
