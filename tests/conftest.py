@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+from collections.abc import Iterator
 from itertools import count
 
 import pytest
@@ -71,3 +73,12 @@ def _own_surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.
     home = tmp_path_factory.getbasetemp() / "homes" / str(next(_homes))  # one folder of thousands is slow to number
     home.mkdir(parents=True)
     monkeypatch.setenv("HOME", str(home))
+
+
+@pytest.fixture(autouse=True)
+def _same_signals() -> Iterator[None]:
+    """No test leaves a signal blocked: every process of a later test would begin with it blocked, and hear nothing."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    yield
+    left = signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert left == before, f"the test leaves these signals blocked, or open: {left ^ before}"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import stat
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -36,7 +37,7 @@ class ExitedError(Exception):
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     def leave(code: int) -> None:
         assert code == 0
         raise ExitedError
@@ -46,7 +47,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(os, "_exit", leave)
     for made in ("shared", "saves"):
         (tmp_path / made).mkdir()
-    return tmp_path
+    signals = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    yield tmp_path
+    signal.pthread_sigmask(signal.SIG_SETMASK, signals)  # the program blocks some until its process ends
 
 
 def run(folder: Path, what: str, environment: Mapping[str, str], ordered: str | None = None) -> None:
