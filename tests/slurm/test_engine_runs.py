@@ -213,7 +213,7 @@ def test_a_controller_that_is_killed_submits_nothing_twice_and_loses_nothing(sit
         site.controller.kill()
         site.controller.start()
     ended = [finish(process) for process in started]
-    assert [code for code, _, _ in ended] == [0] * len(started), ended
+    assert not [each for each in ended if each[0]], "\n".join(f"{code}: {said}" for code, _, said in ended)
     assert sorted(path.name.partition(".")[0] for path in marks.iterdir()) == [str(n) for n in range(len(started))]
     assert {run["state"] for run in fresh()} == {"SUCCEEDED"}
     assert len({run["reference"] for run in fresh()}) == len(started)
