@@ -13,6 +13,7 @@ import socket
 import sys
 from pathlib import Path
 
+from moorings.privileged import places
 from moorings.privileged.cgroups import MOUNTS, CgroupTree, parse_mounts
 from moorings.privileged.daemon import RootDaemon
 from moorings.privileged.trust import tree_fault, trust_fault
@@ -23,9 +24,11 @@ SUPERVISOR = ("-I", "-m", "moorings.local.shared_supervisor")
 def main() -> None:
     """Serve until TERM; the jobs go on."""
     parser = argparse.ArgumentParser(prog="moorings.privileged", description="Start jobs as the people who asked.")
-    parser.add_argument("--folder", type=Path, default=Path("/var/lib/moorings-jobs"), help="(default: %(default)s)")
-    parser.add_argument("--sockets", type=Path, default=Path("/run/moorings"), help="(default: %(default)s)")
-    parser.add_argument("--controller", default="moorings", help="the controller's user (default: %(default)s)")
+    parser.add_argument("--folder", type=Path, default=places.JOBS, help="(default: %(default)s)")
+    parser.add_argument("--sockets", type=Path, default=places.SOCKETS, help="(default: %(default)s)")
+    parser.add_argument(
+        "--controller", default=places.CONTROLLER_USER, help="the controller's user (default: %(default)s)"
+    )
     given = parser.parse_args()
     os.umask(0o022)
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -37,7 +40,7 @@ def main() -> None:
             sys.exit(f"moorings.privileged: {fault}: whoever can change that would be root")
     given.folder.mkdir(mode=0o711, exist_ok=True)
     given.sockets.mkdir(mode=0o755, exist_ok=True)
-    lock = os.open(given.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    lock = os.open(given.folder / places.LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -45,11 +48,15 @@ def main() -> None:
     cgroups = CgroupTree(parse_mounts(MOUNTS.read_text()))
     cgroups.prepare()
     owner = pwd.getpwnam(given.controller)
-    sockets = [_listen(given.sockets / "submit", 0o666), _listen(given.sockets / "control", 0o600, owner.pw_uid)]
+    own = given.sockets / places.OWN
+    own.mkdir(mode=0o755, exist_ok=True)
+    os.chown(own, owner.pw_uid, owner.pw_gid)  # for the socket of its API
+    submit = _listen(given.sockets / places.SUBMIT, 0o666)
+    control = _listen(given.sockets / places.CONTROL, 0o600, owner.pw_uid)
     stopped: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: stopped.append(number))
     daemon = RootDaemon(given.folder, cgroups, (sys.executable, *SUPERVISOR), (owner.pw_uid, owner.pw_gid))
-    daemon.serve(sockets[0], sockets[1], lambda: bool(stopped))
+    daemon.serve(submit, control, lambda: bool(stopped))
 
 
 def _listen(path: Path, mode: int, owner: int = 0) -> socket.socket:

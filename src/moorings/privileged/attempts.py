@@ -27,7 +27,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from moorings.privileged import pam
 from moorings.privileged.accounts import PersonAccount, groups_of
 from moorings.privileged.cgroups import JobCgroup
 from moorings.privileged.records import fsync_folder, read_record, write_record
@@ -143,6 +142,7 @@ def start_supervisor(
     given: Mapping[str, Any],
     folder: AttemptRecords,
     cgroup: JobCgroup,
+    open_session: Callable[[str], None],
 ) -> tuple[int, int]:
     """Start a supervisor that waits; returns its process id, and a pipe: it begins once it can read ``GO`` there.
 
@@ -165,7 +165,7 @@ def start_supervisor(
         if pid == 0:
             os.close(goes)
             try:
-                _begin(command, find_person, stdin, waits, folder, cgroup)
+                _begin(command, find_person, stdin, waits, folder, cgroup, open_session)
             finally:
                 os._exit(CANNOT_BEGIN)  # nothing of ours may run on in this process
     finally:
@@ -181,6 +181,7 @@ def _begin(
     waits: int,
     folder: AttemptRecords,
     cgroup: JobCgroup,
+    open_session: Callable[[str], None],
 ) -> NoReturn:
     """Become the person, in the job's cgroup, and execute the supervisor; in a process that was forked for it."""
     try:
@@ -196,8 +197,7 @@ def _begin(
             os._exit(NOT_BEGUN)
         account = find_person()
         groups = groups_of(account)
-        if pam.SERVICE_FILE.exists():
-            pam.open_session(account.name)
+        open_session(account.name)
     except Exception as error:
         write_record(folder.path / "refused.json", {"why": str(error)})
         os._exit(CANNOT_BEGIN)

@@ -36,6 +36,7 @@ from moorings.privileged.attempts import (
     start_ticks,
 )
 from moorings.privileged.cgroups import TASKS_MAX, CgroupTree, JobCgroup, JobLimits
+from moorings.privileged.pam import open_session
 from moorings.privileged.refusals import Refused
 from moorings.privileged.spool import JOB_BYTES_MAX, Spool, SpooledJob, check_entry
 
@@ -72,6 +73,7 @@ class RootDaemon:
         supervisor: the command of a supervisor; the attempt's folder is added.
         controller: uid and gid of who may control; what supervisors write is for that group to read.
         account_of: finds a person's account.
+        open_session: PAM's part, in the process that becomes the person.
     """
 
     def __init__(
@@ -81,12 +83,13 @@ class RootDaemon:
         supervisor: Sequence[str],
         controller: tuple[int, int],
         account_of: Callable[[int], PersonAccount] = find_account,
+        open_session: Callable[[str], None] = open_session,
     ) -> None:
         self._jobs = folder / "jobs"
         self._jobs.mkdir(mode=0o711, exist_ok=True)
         self._spool = Spool(folder / "spool")
         self._cgroups, self._supervisor = cgroups, supervisor
-        self._controller, self._account_of = controller, account_of
+        self._controller, self._account_of, self._open_session = controller, account_of, open_session
         self._selector = selectors.DefaultSelector()
         self._people: dict[int, int] = {}  # by the process that serves a request: its person
         self._live: dict[str, _Live] = {}  # by entry: of a job one attempt lives at a time
@@ -162,6 +165,8 @@ class RootDaemon:
         limits, newest = _parse_limits(request["limits"]), self._newest(spooled.entry)
         if not 0 <= number < 1 << 31 or not isinstance(order, dict):
             raise ValueError("attempt or order")
+        if newest is not None and (newest.record("attempt") or {}).get("order", {}).get("run") != order.get("run"):
+            raise Refused("entry.used", "another run was made of that entry")
         if newest is not None and newest.number >= number:
             return self._state(spooled.entry)
         if spooled.entry in self._live:
@@ -178,7 +183,7 @@ class RootDaemon:
         cgroup.create(limits)
         given = {"job": spooled.job, "order": order, "attempt": number}
         person = partial(self._find_person, spooled)
-        pid, goes = start_supervisor(self._supervisor, person, given, folder, cgroup)
+        pid, goes = start_supervisor(self._supervisor, person, given, folder, cgroup, self._open_session)
         try:
             folder.save_process(StartedProcess(pid, start_ticks(pid), boot_id()))
             self._watch(live)

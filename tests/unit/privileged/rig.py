@@ -88,7 +88,14 @@ class RootRig:
         self.pid = os.fork()
         if self.pid == 0:
             try:
-                daemon = RootDaemon(self.folder, self.tree(), self.supervisor, (CONTROLLER, CONTROLLER), self.account)
+                daemon = RootDaemon(
+                    self.folder,
+                    self.tree(),
+                    self.supervisor,
+                    (CONTROLLER, CONTROLLER),
+                    self.account,
+                    lambda _name: None,  # PAM knows no account either
+                )
                 daemon.serve(listening[0], listening[1], lambda: False)
             finally:
                 os._exit(1)

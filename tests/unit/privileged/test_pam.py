@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from moorings.privileged.pam import OWN_SERVICES
 from tests.waiting import patient
 
-ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = """
 import resource, sys
 from pathlib import Path
@@ -40,9 +40,9 @@ def opened(name: str, services: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, capture_output=True, text=True, timeout=patient(30), check=False)
 
 
-def test_the_service_that_sites_install_sets_limits(tmp_path: Path) -> None:
+def test_our_own_service_sets_limits(tmp_path: Path) -> None:
     (tmp_path / "limits").write_text("* hard nofile 321\n* soft nofile 123\n")
-    service = (ROOT / "deploy" / "pam" / "moorings").read_text()
+    service = (OWN_SERVICES / "moorings").read_text()
     assert "pam_limits.so\n" in service
     (tmp_path / "moorings").write_text(service.replace("pam_limits.so\n", f"pam_limits.so conf={tmp_path}/limits\n"))
     assert opened("nobody", tmp_path).stdout == "123 321\n"
