@@ -21,7 +21,7 @@ from moorings.api.pagination import PageRequest, dumps, encode_items, parse_toke
 from moorings.api.parameters import CONTINUE, LIMIT, LIMIT_MAX, Parameter, read_query
 from moorings.api.request_body import STANDBY_HEADER, index_headers, parse_bearer, read_body, wait_for_disconnect
 from moorings.api.route import Route
-from moorings.api.tls import PEER
+from moorings.api.tls import PEER, PERSON
 from moorings.controller.idempotency import check_idempotency_key
 from moorings.controller.waiters import Wakeup
 from moorings.core.model.access import Caller, Peer, check_certificate_binding
@@ -147,6 +147,7 @@ class RequestContext:
         caller: the caller; known unless the operation is open.
         headers: by lower-case name; those with an effect are there once.
         peer: the name in the client's certificate; None if none is required.
+        person: the uid of the process behind a Unix socket; None: it came another way.
         path_values: values of the path by name, unchecked; ``path_value`` checks them.
         request_id: the id of this request in responses and logs.
         secret: the access key, once it was accepted.
@@ -163,6 +164,7 @@ class RequestContext:
         "operation",
         "path_values",
         "peer",
+        "person",
         "request_id",
         "route",
         "secret",
@@ -177,6 +179,7 @@ class RequestContext:
         self.headers: dict[bytes, bytes] = index_headers(scope["headers"])
         self.path_values: dict[str, str] = scope["path_params"]
         self.peer: Peer | None = scope.get(PEER)
+        self.person: int | None = scope.get(PERSON)
         self.request_id: str = scope[REQUEST_ID_KEY]
         self.secret = ""
         self._caller: Caller | None = None
@@ -198,13 +201,30 @@ class RequestContext:
         """Find the caller.
 
         Raises:
-            MooringsError: ``auth.missing``, ``auth.invalid``, ``auth.expired``, ``auth.certificate_mismatch``.
+            MooringsError: ``auth.missing``, ``auth.invalid``, ``auth.expired``, ``auth.certificate_mismatch``,
+                ``auth.denied`` (no account that may use a shared machine).
         """
+        if self.person is not None:
+            self._caller = await self.authenticate()
+            return
         secret = parse_bearer(self.headers)
         caller = await self.service.controller.authenticate(secret, after_expiry=self.operation.after_expiry)
         check_certificate_binding(caller, self.peer, is_forwarded=STANDBY_HEADER in self.headers)
         self._caller = caller
         self.secret = secret
+
+    async def authenticate(self) -> Caller:
+        """The caller as of now: a key may have been revoked since the request was accepted, or an account closed.
+
+        Raises:
+            MooringsError: as ``identify``.
+        """
+        if self.person is None:
+            return await self.controller.authenticate(self.secret)
+        if b"authorization" in self.headers:
+            detail = "this socket knows who asks, and takes no access key"
+            raise MooringsError("auth.invalid", detail, hint="leave the key out, or use the controller's other address")
+        return await self.controller.identify_person(self.person)
 
     async def serve(self) -> Response:
         """The response of the operation, once its body has arrived and the caller has a work slot.

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 from moorings.api.limits import ApiLimits
-from moorings.api.tls import PEER, peer_of
+from moorings.api.tls import PEER, PERSON, peer_of
 from moorings.core.model.access import Peer
 from moorings.net.limits import ConnectionLimit
 from moorings.net.server import BoundedProtocol, BoundedServer, HttpBounds
@@ -44,7 +44,10 @@ def find_network(host: str) -> str:
 
 
 class ApiProtocol(BoundedProtocol):
-    """One connection; its requests get the name in its client's certificate, and it ends when that expires."""
+    """One connection; its requests get the name in its client's certificate, and it ends when that expires.
+
+    Those of a Unix socket get the uid that the kernel knows of its other side.
+    """
 
     _peer: Peer | None = None
 
@@ -57,6 +60,9 @@ class ApiProtocol(BoundedProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope[PEER] = self._peer  # type: ignore[typeddict-unknown-key] # ours, and no header's
+        self.scope[PERSON] = self.connection.person  # type: ignore[typeddict-unknown-key]
+        if self.connection.person is not None:
+            self.scope["client"] = (self.connection.address, 0)
 
     def check(self, now_s: float) -> None:
         super().check(now_s)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
 from starlette.responses import StreamingResponse
@@ -77,7 +77,9 @@ def format_event(row: EventRow, caller: Caller) -> bytes:
     return f"id: {row.seq}\nevent: {row.event.name}\ndata: {data}\n\n".encode()
 
 
-async def stream_events(service: ApiContext, wanted: EventSelection, after: Seq, secret: str) -> AsyncGenerator[bytes]:
+async def stream_events(
+    service: ApiContext, wanted: EventSelection, after: Seq, authenticate: Callable[[], Awaitable[Caller]]
+) -> AsyncGenerator[bytes]:
     """The events after ``after``, as they happen; until the server stops, or the access key is revoked or expires.
 
     Raises:
@@ -87,7 +89,7 @@ async def stream_events(service: ApiContext, wanted: EventSelection, after: Seq,
     yield f": events after {after}\n\n".encode()
     beat = time() + beat_s
     while not service.closing.is_begun:
-        caller = await service.controller.authenticate(secret)
+        caller = await authenticate()
         head = service.controller.last_seq()  # before the read: the read sees at least these
         rows = await wanted.read(service, after, EVENTS_A_READ, whole=True)
         if rows:
@@ -107,12 +109,14 @@ async def stream_events(service: ApiContext, wanted: EventSelection, after: Seq,
                 raise
 
 
-async def stream_output(service: ApiContext, chunks: AsyncIterator[bytes], secret: str) -> AsyncGenerator[bytes]:
+async def stream_output(
+    service: ApiContext, chunks: AsyncIterator[bytes], authenticate: Callable[[], Awaitable[Caller]]
+) -> AsyncGenerator[bytes]:
     """``chunks``, until the server stops, or the access key is revoked or expires.
 
     Raises:
         MooringsError: ``controller.unreachable`` or ``auth.*`` then: there may have been more.
     """
     while (chunk := await service.closing.run_or_abort(anext(chunks, None))) is not None:
-        await service.controller.authenticate(secret)
+        await authenticate()
         yield chunk

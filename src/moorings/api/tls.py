@@ -1,4 +1,4 @@
-"""The name in a client's certificate. It goes into the ASGI scope, where no header can reach it."""
+"""Who is connected: it goes into the ASGI scope, where no header can reach it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any, Final
 
 from moorings.core.model.access import CONTROLLER_URI, SUBJECT_URI, Peer
 
-PEER: Final = "moorings.peer"  # in the ASGI scope: the name in the client's certificate, if one is required
+# In the ASGI scope:
+PEER: Final = "moorings.peer"  # the name in the client's certificate, if one is required
+PERSON: Final = "moorings.person"  # the uid of the process behind a Unix socket
 
 
 def peer_of(certificate: Mapping[str, Any]) -> Peer:

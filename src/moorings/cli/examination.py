@@ -28,7 +28,7 @@ from moorings.cli.redaction import Redaction
 from moorings.client.client import Client
 from moorings.client.error_text import format_cause
 from moorings.client.keyfiles import key_problem
-from moorings.client.transport import parse_server
+from moorings.client.transport import parse_server, socket_path
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.timestamps import DAY_S
 from moorings.doctor.findings import FAIL, PASS, SKIP, Finding, failed_finding, parse_finding, skipped_findings
@@ -78,12 +78,15 @@ def _check_configuration(session: CommandContext) -> Iterator[Finding]:
         yield check_credentials(path, None, 0, 0)
     try:
         values = session.configuration
-        secure, host, _ = parse_server(values.text("server"))
+        at = socket_path(values.text("server"))
+        secure, host, _ = parse_server(values.text("server")) if at is None else (False, "localhost", 0)
     except MooringsError as error:
         yield failed_finding("configuration", error)
         return
     origin = values.values["server"].origin
     yield Finding("configuration", PASS, f"server {values.text('server')} from {origin}")
+    if at is not None:
+        return
     yield check_transport(secure, host)
     if values.text("cert_file"):
         yield from _run_check("certificate.client", lambda: [_check_client_certificate(values)])

@@ -27,6 +27,7 @@ from moorings.wire.operations import KEY_HEADER, NOT_A_CONTROLLER_HINT
 
 T = TypeVar("T")
 
+UNIX_SCHEME = "unix://"
 STREAM_CHUNK_BYTES = 1 << 16
 ANSWER_BYTES_MAX = 1 << 28  # far above any page; another server must not fill the memory
 STREAM_SILENCE_S_MAX = 60.0  # the controller sends a heartbeat every 15 s on event streams
@@ -38,7 +39,8 @@ class Endpoint:
     """The address of a controller and the credentials for it.
 
     Attributes:
-        server: ``http://host:port`` or ``https://host:port``.
+        server: ``http://host:port``, ``https://host:port``, or ``unix:///path`` of a Unix socket of this machine, which
+            knows who asks.
         access_key: sent as bearer token; empty: none. Never shown.
         ca_file: PEM file of the authority that signed the server's certificate; empty: the system's.
         cert_file: PEM file of our own certificate, for servers that require one; empty: none.
@@ -121,7 +123,8 @@ class Transport:
         self.sent = 0  # requests of which at least a part may have reached the server
         self._trace = trace
         self._kept: http.client.HTTPConnection | None = None
-        self._address = parse_server(endpoint.server)
+        self._socket = socket_path(endpoint.server)
+        self._address = parse_server(endpoint.server) if self._socket is None else (False, "localhost", 0)
 
     def __enter__(self) -> Transport:
         return self
@@ -228,7 +231,7 @@ class Transport:
 
     def _headers(self, call: ApiCall[T]) -> dict[str, str]:
         headers = {"Accept": "application/json", "User-Agent": f"moorings/{__version__}"}
-        if self.endpoint.access_key:
+        if self.endpoint.access_key and self._socket is None:
             headers["Authorization"] = f"Bearer {self.endpoint.access_key}"
         if call.body is not None:
             headers["Content-Type"] = "application/json"
@@ -276,6 +279,8 @@ class Transport:
         return parse_problem(answer.status, headers, body, server=self.endpoint.server)
 
     def _connect(self) -> http.client.HTTPConnection:
+        if self._socket is not None:
+            return _LocalConnection(self._socket, timeout=self.endpoint.timeout_s)
         secure, host, port = self._address
         if not secure:
             return _Connection(host, port, timeout=self.endpoint.timeout_s)
@@ -303,6 +308,9 @@ class Transport:
         problem = tls_problem(server, error, shown=self.endpoint.cert_file)
         if problem is not None:
             return problem
+        if isinstance(error, FileNotFoundError):
+            hint = "is the machine's controller running? Its admin starts it with 'moor up --system'"
+            return MooringsError("controller.unreachable", f"there is no {server}", hint=hint, retryable=True)
         if isinstance(error, ConnectionRefusedError):
             hint = "is it running? On this machine 'moor up' starts one; else name it with --server or MOORINGS_SERVER"
             return MooringsError("controller.unreachable", f"nothing listens at {server}", hint=hint, retryable=True)
@@ -326,6 +334,19 @@ class _Connection(http.client.HTTPConnection):
         _probe(self.sock)
 
 
+class _LocalConnection(http.client.HTTPConnection):
+    """A connection to a Unix socket."""
+
+    def __init__(self, path: str, timeout: float) -> None:
+        super().__init__("localhost", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
 class _SecureConnection(http.client.HTTPSConnection):
     """The same, with TLS."""
 
@@ -338,6 +359,21 @@ def _probe(sock: socket.socket) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEPALIVE:
         sock.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def socket_path(server: str) -> str | None:
+    """The path in a ``unix://`` address; None: it is another one.
+
+    Raises:
+        MooringsError: ``config.invalid``.
+    """
+    if not server.startswith(UNIX_SCHEME):
+        return None
+    path = server.removeprefix(UNIX_SCHEME)
+    if not path.startswith("/") or "\0" in path:
+        detail = f"the server {server[:200]!r} is no path of a socket"
+        raise MooringsError("config.invalid", detail, hint=f"as {UNIX_SCHEME}/run/moorings/controller/api")
+    return path
 
 
 def parse_server(server: str) -> tuple[bool, str, int]:

@@ -7,7 +7,7 @@ decided here, and only the loop writes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from moorings.controller.claim_reader import ClaimReader
@@ -83,7 +83,12 @@ YIELD_REASON_CHARS_MAX = 200
 
 
 class Controller:
-    """The use cases of one controller."""
+    """The use cases of one controller.
+
+    Args:
+        people: finds the caller with a uid of this machine; None: only holders of access keys are known.
+        handed_in: as in ``RunService``.
+    """
 
     def __init__(
         self,
@@ -96,6 +101,8 @@ class Controller:
         clock: Clock,
         ids: Ids,
         installation: str,
+        people: Callable[[int], Awaitable[Caller]] | None = None,
+        handed_in: Collection[str] = (),
     ) -> None:
         self._loop = loop
         self._store = store
@@ -103,11 +110,12 @@ class Controller:
         self._keys = keys
         self._clock = clock
         self._ids = ids
+        self._people = people
         self.installation = installation
         self.queues = QueueService(loop, clock)
         self.projects = ProjectService(loop, clock)
         self._reasons = ReasonService(loop, hardware, clock)
-        self.runs = RunService(loop, store, engines, ids, self._reasons)
+        self.runs = RunService(loop, store, engines, ids, self._reasons, handed_in)
         self._doctor = Doctor(loop, store, clock, hardware.stray_partitions)
         self._claims = ClaimReader(loop, store, self._reasons)
 
@@ -120,6 +128,16 @@ class Controller:
             MooringsError: ``auth.invalid``, ``auth.expired``.
         """
         return await self._keys.authenticate(secret, after_expiry=after_expiry)
+
+    async def identify_person(self, uid: int) -> Caller:
+        """The person of this machine with that uid, which the kernel must have said.
+
+        Raises:
+            MooringsError: ``auth.denied``: no account that may have jobs; ``auth.missing``: only keys count here.
+        """
+        if self._people is None:
+            raise MooringsError("auth.missing", "the request carries no access key", hint="this controller needs one")
+        return await self._people(uid)
 
     # -- claims ------------------------------------------------------------------------------------------------------
 

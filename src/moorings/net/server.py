@@ -15,6 +15,7 @@ import contextlib
 import logging
 import socket
 import ssl
+import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -73,11 +74,16 @@ class HttpBounds:
 
 
 class ClientConnection:
-    """A connection from its arrival to its end, as its limit counts it."""
+    """A connection from its arrival to its end, as its limit counts it.
 
-    def __init__(self, sock: socket.socket, address: str) -> None:
+    Attributes:
+        person: the uid of the process behind a Unix socket, as the kernel says it; None: it is no Unix socket.
+    """
+
+    def __init__(self, sock: socket.socket, address: str, person: int | None = None) -> None:
         self.socket = sock
         self.address = address
+        self.person = person
         self.task: asyncio.Task[None] | None = None
         self.transport: asyncio.Transport | None = None  # after the handshake
 
@@ -372,8 +378,9 @@ class Acceptor:
                     ACCEPT_RETRY_S, self._loop.add_reader, self._listening.fileno(), self._accept
                 )
                 return
-            # A Unix socket has no addresses.
-            connection = ClientConnection(sock, self._server.network(address[0] if address else ""))
+            person = peer_uid(sock) if sock.family == socket.AF_UNIX else None
+            client = f"uid {person}" if person is not None else self._server.network(address[0])
+            connection = ClientConnection(sock, client, person)
             gone = self._server.limit.acquire(connection.address, connection)
             if gone is connection:
                 sock.close()
@@ -389,12 +396,13 @@ class Acceptor:
         failures: list[ssl.SSLError] = []
         HANDSHAKE_FAILURE.set(failures)
         limits: dict[str, Any] = {}
-        if self._server.tls is not None:
+        tls = self._server.tls if connection.person is None else None
+        if tls is not None:
             limits["ssl_handshake_timeout"] = self._server.bounds.handshake_s
             limits["ssl_shutdown_timeout"] = TLS_SHUTDOWN_S
         try:
             await self._loop.connect_accepted_socket(
-                partial(self._server.make_protocol, connection), connection.socket, ssl=self._server.tls, **limits
+                partial(self._server.make_protocol, connection), connection.socket, ssl=tls, **limits
             )
         except OSError as error:  # ssl.SSLError and timeouts are OSErrors
             self._log_failure(connection.address, failures[0] if failures else error)
@@ -418,6 +426,12 @@ class Acceptor:
         )
         self._server.log.info("handshake.failed", extra={"client": client, "detail": detail, "untold": self._unlogged})
         self._quiet_until_s, self._unlogged = now_s + LOG_INTERVAL_S, 0
+
+
+def peer_uid(connected: socket.socket) -> int:
+    """The user whose process has connected a Unix socket (SO_PEERCRED, unix(7))."""
+    _, uid, _ = struct.unpack("iII", connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return int(uid)
 
 
 def listen(host: str, port: int, what: str, hint: str) -> socket.socket:

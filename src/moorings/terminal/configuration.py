@@ -15,9 +15,11 @@ from pathlib import Path
 from moorings.client.error_text import format_cause
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.toml_table import TomlTable
+from moorings.privileged import places
 from moorings.terminal.durations import parse_seconds
 
 SYSTEM_FILE = Path("/etc/moorings/client.toml")
+MACHINE_SOCKET = places.SOCKETS / places.API  # of a machine that people share
 DEFAULT_CONTEXT = "default"
 DEFAULT_SERVER = "http://127.0.0.1:8090"
 
@@ -110,9 +112,13 @@ def home(environment: Mapping[str, str]) -> Path:
 
 
 def load_configuration(
-    flags: Mapping[str, str], environment: Mapping[str, str], *, system_file: Path = SYSTEM_FILE
+    flags: Mapping[str, str],
+    environment: Mapping[str, str],
+    *,
+    system_file: Path = SYSTEM_FILE,
+    machine_socket: Path = MACHINE_SOCKET,
 ) -> Configuration:
-    """The configuration in effect.
+    """The configuration in effect. Without a server, that of a machine that people share is the one at its socket.
 
     Raises:
         MooringsError: ``config.invalid`` (with file and line), ``credentials.unsafe``.
@@ -125,6 +131,8 @@ def load_configuration(
     if context.origin != "default":
         _check_context(context, layers)
     values = {name: _resolve(name, context.text, layers) for name in NAMES[1:]}
+    if values["server"].origin == "default" and machine_socket.is_socket():
+        values["server"] = SettingValue(f"unix://{machine_socket}", "this machine's socket")
     values["access_key"] = _withhold_foreign_key(values["access_key"], values["server"], credentials, context.text)
     return Configuration({"context": context, **values})
 

@@ -69,6 +69,7 @@ class PretendController:
         self.output: list[bytes] = [b"[0] step 1\n", b"[1] step 1\n"]
         self.endless = False
         self.pool = Pool(PoolName("pod16"), "ipu", "simulated", PowerOfTwo(1, 16, 16), (("memory", 1 << 30),))
+        self.people: dict[int, Caller] = {}
         self.waiting: list[asyncio.Event] = []
         self.waits_begun = asyncio.Event()
         self.waits_given_up = asyncio.Event()
@@ -106,6 +107,11 @@ class PretendController:
         if secret in self.expired and not after_expiry:
             raise MooringsError("auth.expired", "the access key has expired")
         return self.keys[secret]
+
+    async def identify_person(self, uid: int) -> Caller:
+        if uid not in self.people:
+            raise MooringsError("auth.denied", f"there is no account with uid {uid}")
+        return self.people[uid]
 
     # -- claims --------------------------------------------------------------------------------------------------------
 
@@ -400,6 +406,7 @@ class PretendRuns:
         key: str | None = None,
         resume: str | None = None,
         resume_from: str | None = None,
+        spool_entry: str | None = None,
     ) -> RunView:
         self._whole.seen.append((job, engine, key) if within is None else (job, engine, key, within))
         ident = RunId(f"run-{len(self.by_id) + 1:012}")

@@ -5,11 +5,12 @@ import shutil
 import socket
 import ssl
 import subprocess
+import threading
 
 import pytest
 
 from moorings.client.requests import ApiError, build_call
-from moorings.client.transport import Endpoint, RetryPolicy, Transport, parse_server
+from moorings.client.transport import Endpoint, RetryPolicy, Transport, parse_server, socket_path
 from moorings.core.model.errors import MooringsError
 from moorings.wire import operations
 from moorings.wire.shapes import ClaimRequest, KeyRequest
@@ -234,3 +235,44 @@ def test_a_missing_certificate_is_a_matter_of_configuration():
         transport.send(build_call(operations.GET_VERSION))
     assert caught.value.code == "config.invalid"
     assert "/nowhere/ca.pem" in caught.value.detail
+
+
+# -- a socket of this machine ------------------------------------------------------------------------------------------
+
+
+def test_a_unix_socket_is_an_address():
+    assert socket_path("unix:///run/moorings/controller/api") == "/run/moorings/controller/api"
+    assert socket_path("http://127.0.0.1:8090") is None
+    for text in ("unix://", "unix://run/x", "unix:///a\0b"):
+        with pytest.raises(MooringsError) as refused:
+            socket_path(text)
+        assert refused.value.code == "config.invalid"
+
+
+def test_no_key_is_sent_to_a_unix_socket(tmp_path):
+    path = tmp_path / "api"
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen()
+        seen = []
+
+        def answer():
+            connected, _ = listening.accept()
+            with connected:
+                seen.append(connected.recv(1 << 16))
+                body = b'{"version": "0.1.0", "apiVersion": "moorings/v1", "installation": "i"}'
+                connected.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with Transport(Endpoint(f"unix://{path}", access_key="moor_secret")) as transport:
+            assert transport.send(build_call(operations.GET_VERSION)).version == "0.1.0"
+        thread.join()
+    assert b"moor_secret" not in seen[0]
+
+
+def test_a_socket_that_is_missing_says_who_starts_it(tmp_path):
+    with Transport(Endpoint(f"unix://{tmp_path}/api")) as transport, pytest.raises(MooringsError) as away:
+        transport.send(build_call(operations.GET_VERSION))
+    assert (away.value.code, away.value.retryable) == ("controller.unreachable", True)
+    assert "moor up --system" in away.value.hint

@@ -145,7 +145,7 @@ async def get_binding(call: RequestContext) -> Response:
     ident = call.path_value("id")
     if wait_s:  # without a work slot; the driver is asked in one, like any work
         await call.wait_for(call.controller.wait_for_binding(call.caller, ident, wait_s), wait_s)
-        await call.controller.authenticate(call.secret)  # the key may have been revoked meanwhile
+        await call.authenticate()  # the key may have been revoked meanwhile
     return call.respond(binding_body(await call.controller.get_binding(call.caller, ident)))
 
 

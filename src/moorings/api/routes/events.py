@@ -50,7 +50,7 @@ async def _watch(call: RequestContext, wanted: EventSelection, after: Seq | None
     await wanted.read(call.service, start, 0, whole=True)  # refused while there is still a status to say so
     seats.require(key)
     return StreamResponse(
-        stream_events(call.service, wanted, start, call.secret), STREAM_TYPE, lambda: seats.release(key)
+        stream_events(call.service, wanted, start, call.authenticate), STREAM_TYPE, lambda: seats.release(key)
     )
 
 

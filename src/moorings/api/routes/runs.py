@@ -44,6 +44,7 @@ async def create_run(call: RequestContext) -> Response:
         key=call.idempotency_key(),
         resume=request.resume,
         resume_from=request.resume_from,
+        spool_entry=request.spool_entry,
     )
     return call.respond(run_body(view, call.caller), location=f"/v1/runs/{view.run.id}")
 
@@ -128,7 +129,7 @@ async def get_logs(call: RequestContext) -> Response:
     seats, key = call.service.follow_slots, call.caller.key_id
     seats.require(key)
     return StreamResponse(
-        stream_output(call.service, chunks, call.secret), "text/plain; charset=utf-8", lambda: seats.release(key)
+        stream_output(call.service, chunks, call.authenticate), "text/plain; charset=utf-8", lambda: seats.release(key)
     )
 
 

@@ -44,6 +44,7 @@ class Caller:
         key_id: public id of the key, for logs.
         key_expires_at: when the presented secret expires; None: never.
         is_key_rotated: whether a rotation has replaced that secret.
+        uid: of the person on this machine, as the kernel says it; None: a key proves who it is.
     """
 
     subject: str
@@ -52,6 +53,7 @@ class Caller:
     key_id: str
     key_expires_at: Timestamp | None = None
     is_key_rotated: bool = False
+    uid: int | None = None
 
 
 def check_subject(subject: str) -> None:
