@@ -38,6 +38,7 @@ from moorings.app.wiring import assemble, check_slurm_user, open_store, read_pol
 from moorings.controller.keys import AccessKeyManager
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.timestamps import DAY_S
+from moorings.privileged import places
 from moorings.store.log_position import LogPositionFile
 
 log = logging.getLogger("moorings.controller")
@@ -86,8 +87,10 @@ async def serve(settings: Settings, arguments: Sequence[str] = ()) -> None:
         pools_file = shared.pools_file(settings.pools)
         entries = read_pools(pools_file)
         policy = read_policy(settings.policy, shared.path / "policy.toml", reserve=settings.reserve)
-        listening = _listen(settings.host, settings.port)
-        url = _url("http" if tls is None else "https", settings.host, listening.getsockname()[1])
+        listening = [_listen(settings.host, settings.port)]
+        url = _url("http" if tls is None else "https", settings.host, listening[0].getsockname()[1])
+        if settings.sockets is not None:
+            listening.append(_listen_for_people(settings))
         store, leadership = open_store(settings)
         try:
             if not leadership.is_exclusive:
@@ -116,6 +119,7 @@ async def serve(settings: Settings, arguments: Sequence[str] = ()) -> None:
                     holder=holder,
                     url=settings.advertise or url,
                     local_runs=settings.local_runs,
+                    sockets=settings.sockets,
                     output_bytes_max=settings.output_bytes_max,
                     key_lifetime_s=settings.key_lifetime_days * DAY_S,
                     slurm=settings.slurm,
@@ -194,11 +198,11 @@ def _connection_limits() -> ApiLimits:
 class _ControllerServer(ApiServer):
     """The server under this process's own signal handling."""
 
-    async def serve_until(self, stopping: asyncio.Event, listening: socket.socket) -> None:
+    async def serve_until(self, stopping: asyncio.Event, listening: list[socket.socket]) -> None:
         """Serve until stopped; then finish the requests in progress, for a few seconds."""
         stopper = asyncio.create_task(self._stop_when(stopping), name="stopper")
         try:
-            await self.serve(sockets=[listening])
+            await self.serve(sockets=listening)
         finally:
             stopper.cancel()
 
@@ -215,6 +219,33 @@ def _listen(host: str, port: int) -> socket.socket:
         raise MooringsError(
             "config.invalid", f"cannot listen on {host}:{port}: {error}", hint="choose another with --port"
         ) from error
+
+
+def _listen_for_people(settings: Settings) -> socket.socket:
+    """The socket on which the kernel says who asks: for everybody to connect to.
+
+    Raises:
+        MooringsError: ``config.invalid``.
+    """
+    assert settings.sockets is not None
+    if settings.database:
+        raise MooringsError(
+            "config.invalid",
+            "sockets: a machine that people share has one controller, and its database is SQLite",
+            hint="leave the database out",
+        )
+    path = settings.sockets / places.API
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        path.unlink(missing_ok=True)  # of the one before; the data folder's lock is ours
+        listening.bind(str(path))
+        path.chmod(0o666)  # the kernel says who is connected, and the account is checked
+        listening.listen(512)
+    except OSError as error:
+        listening.close()
+        hint = "the root daemon makes that folder: start it first ('moor up --system' starts both)"
+        raise MooringsError("config.invalid", f"cannot listen at {path}: {error}", hint=hint) from error
+    return listening
 
 
 def _url(scheme: str, host: str, port: int) -> str:

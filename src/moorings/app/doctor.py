@@ -37,7 +37,7 @@ from moorings.app.recovery import protection_reason
 from moorings.app.settings import Settings
 from moorings.app.tls import is_loopback
 from moorings.app.wiring import read_pools
-from moorings.cli.processes import RECORD_NAME, ControllerProcess, find_lock_holders
+from moorings.cli.processes import LOCK_NAME, RECORD_NAME, ControllerProcess, find_lock_holders
 from moorings.client.keyfiles import key_problem
 from moorings.core.model.errors import MooringsError
 from moorings.doctor.findings import FAIL, PASS, SKIP, WARN, CheckStatus, Finding, failed_finding
@@ -120,7 +120,7 @@ def _private(check: str, path: Path) -> Finding:
 
 
 def _controller(data: Path, running: ControllerProcess | None) -> Finding:
-    return check_controller(running, (data / RECORD_NAME).exists(), find_lock_holders(data))
+    return check_controller(running, (data / RECORD_NAME).exists(), find_lock_holders(data / LOCK_NAME))
 
 
 def _pepper(path: Path) -> Finding:

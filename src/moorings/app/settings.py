@@ -26,7 +26,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("logfmt", "json")
 
 _PATHS = (
-    *("data", "shared", "runs", "archive", "pools", "policy", "credentials", "log_file"),
+    *("data", "shared", "runs", "archive", "pools", "policy", "credentials", "log_file", "sockets"),
     *("tls_cert", "tls_key", "tls_client_ca", "tls_ca"),
 )
 OUTPUT_BYTES_MAX = 10_000_000_000
@@ -67,6 +67,13 @@ class Settings:
     local_runs: bool = field(default=True, metadata={})
     """Whether jobs may run as processes of this machine. Turn it off if the controllers are on several machines: the
     next leader could not see the other machine's processes.
+    """
+
+    sockets: Path | None = field(default=None, metadata={"flag": "--sockets"})
+    """On a machine that people share: the folder of the root daemon's sockets (``/run/moorings``). Jobs of this machine
+    then run as the people who have handed them in, and this controller listens at ``controller/api`` in that folder as
+    well, where the kernel says who asks and no key is needed. Needs SQLite. Default: none; jobs of this machine run as
+    this controller's own user.
     """
 
     advertise: str = field(default="", metadata={"flag": "--advertise"})
@@ -321,6 +328,7 @@ def _settings(values: Mapping[str, str | int | bool], at: Path) -> Settings:
         database=text.get("database", ""),
         shared=paths.get("shared"),
         runs=paths.get("runs"),
+        sockets=paths.get("sockets"),
         archive=paths.get("archive"),
         local_runs=bool(values.get("local_runs", True)),
         advertise=text.get("advertise", "").rstrip("/"),

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from moorings.app.clock import RandomIds
 from moorings.app.folders import PROTECT_FILE
+from moorings.app.people import MachinePeople
 from moorings.app.recovery import prepare_to_lead
 from moorings.app.settings import Settings
 from moorings.controller.driver_manager import DriverManager
@@ -30,11 +31,13 @@ from moorings.drivers.vipu.settings import VipuSettings
 from moorings.kubernetes.engine.settings import KubernetesEngineSettings
 from moorings.local.engine import LocalEngine
 from moorings.local.live_runs import partitions_in_use
+from moorings.local.shared_engine import SharedEngine
 from moorings.ports.clock import Clock
 from moorings.ports.driver import Driver
 from moorings.ports.engine import Engine
 from moorings.ports.leadership import Leadership, SingleController
 from moorings.ports.store import Store
+from moorings.privileged import places
 from moorings.slurm.commands import SlurmCommands
 from moorings.slurm.engine.engine import SlurmEngine
 from moorings.slurm.engine.settings import SlurmEngineSettings
@@ -192,13 +195,15 @@ class Assembly:
             await engine.close()
 
 
-def _may_be_in_use(data: Path, runs: Path, partition: str) -> bool:
+def _may_be_in_use(data: Path, engine: Engine | None, runs: Path, partition: str) -> bool:
     """Whether a partition without a record may be in use: by a run of this machine, or since a restored backup.
 
     Raises:
-        OSError, RecordUnreadableError: that is unknown.
+        OSError, ValueError, RecordUnreadableError: that is unknown.
     """
-    return (data / PROTECT_FILE).exists() or partition in partitions_in_use(runs)
+    if (data / PROTECT_FILE).exists() or partition in partitions_in_use(runs):
+        return True
+    return isinstance(engine, SharedEngine) and partition in engine.partitions_in_use()
 
 
 async def assemble(
@@ -214,6 +219,7 @@ async def assemble(
     holder: str,
     url: str = "",
     local_runs: bool = True,
+    sockets: Path | None = None,
     output_bytes_max: int = 0,
     key_lifetime_s: float = 0.0,
     slurm: SlurmEngineSettings | None = None,
@@ -233,6 +239,7 @@ async def assemble(
         holder: this controller's name among those of the installation.
         url: its address for the others.
         local_runs: whether jobs run as processes of this machine.
+        sockets: of the root daemon that starts these as their people; None: they are this user's.
         output_bytes_max: the limit for all tasks' logs of one such job together; 0: no limit.
         key_lifetime_s: of new access keys without a given lifetime; 0: they never expire.
         slurm: the cluster for submitted jobs; None: there is none.
@@ -255,10 +262,14 @@ async def assemble(
             drivers,
             clock,
             installation,
-            in_use=lambda name: asyncio.to_thread(_may_be_in_use, data, runs, name),
+            in_use=lambda name: asyncio.to_thread(_may_be_in_use, data, engines.get("local"), runs, name),
             record_position=mark.record,
         )
-        engines: dict[str, Engine] = {"local": LocalEngine(runs, clock, output_bytes_max)} if local_runs else {}
+        engines: dict[str, Engine] = {}
+        if local_runs and sockets is not None:
+            engines["local"] = SharedEngine(runs, sockets / places.CONTROL, clock)
+        elif local_runs:
+            engines["local"] = LocalEngine(runs, clock, output_bytes_max)
         if slurm is not None:
             engines["slurm"] = make_slurm_engine(slurm, clock, os.environ)
         if kubernetes is not None:
@@ -276,6 +287,8 @@ async def assemble(
             clock=clock,
             ids=ids,
             installation=installation,
+            people=MachinePeople().find_caller if sockets is not None else None,
+            handed_in=("local",) if sockets is not None else (),
         )
         await loop.load()
         undo.pop_all()

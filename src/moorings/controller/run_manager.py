@@ -176,6 +176,7 @@ class RunManager:
                 partition=on,
                 resume_step=given.step if given is not None else None,
                 resume_since=resume_since(run),
+                spool_entry=run.spool_entry,
             )
             await engine.submit(order)
         finally:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+import re
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from moorings.controller.idempotency import check_idempotency_key, request_digest
@@ -40,12 +41,17 @@ from moorings.workloads.runs import ENDED, Run, RunId, RunPause, RunState, own_c
 log = logging.getLogger("moorings.controller")
 
 _PAGE = 200
+_SPOOL_ENTRY = re.compile(r"[0-9]{1,10}-[0-9a-f]{32}")
 _PAUSED = ENDED | {RunState.PAUSED}
 RUNNING_STATES = (RunState.STARTING, RunState.RUNNING, RunState.YIELDING, RunState.STOPPING)
 
 
 class RunService:
-    """The use cases of runs."""
+    """The use cases of runs.
+
+    Args:
+        handed_in: the engines that start only what people have handed in to this machine's root daemon.
+    """
 
     def __init__(
         self,
@@ -54,12 +60,14 @@ class RunService:
         engines: Mapping[str, Engine],
         ids: Ids,
         reasons: ReasonService,
+        handed_in: Collection[str] = (),
     ) -> None:
         self._loop = loop
         self._store = store
         self._engines = engines
         self._ids = ids
         self._reasons = reasons
+        self._handed_in = handed_in
         self._follower: RecordFollower[Run] = RecordFollower(lambda run: loop.runs.by_id.get(run.id), store.get_run)
         loop.subscribe(lambda change: self._follower.wake(change.runs, is_reload=change.is_reload))
 
@@ -73,6 +81,7 @@ class RunService:
         key: str | None = None,
         resume: str | None = None,
         resume_from: str | None = None,
+        spool_entry: str | None = None,
     ) -> RunView:
         """A new run, or the earlier run of this caller's ``key``.
 
@@ -84,6 +93,7 @@ class RunService:
             key: idempotency key.
             resume: a run whose checkpoint it begins from.
             resume_from: which one, by path; None: the newest whole one.
+            spool_entry: the job as its person has handed it in to this machine's root daemon; None: it was not.
 
         Raises:
             MooringsError: ``checkpoint.invalid``, ``run.unknown`` (of ``resume``), ``job.invalid``, ``claim.*``,
@@ -99,6 +109,7 @@ class RunService:
                 hint += f"; a table [{engine}] in the controller's settings adds this one"
             raise MooringsError("engine.unknown", f"there is no engine {engine[:40]!r}", hint=hint)
         notes = tuple(self._engines[engine].check_job(check_job(job)))
+        self._check_spool_entry(caller, engine, spool_entry)
         ident = RunId(self._ids.new("run" if job.appliance is None else "wsjob"))
         use = None
         if key is not None:
@@ -122,11 +133,29 @@ class RunService:
             role=caller.role,
             body_bytes=job_size_bytes(job),
             resume_from=await self._resume_point(caller, job, resume, resume_from),
+            spool_entry=spool_entry or "",
         )
         run = await self._loop.submit(given, use)
         assert isinstance(run, Run)
         view = self._head_view(run) if run.id == ident else await self._run_view(run)  # an earlier run of its key
         return replace(view, notes=(*notes, *self._folder_notes(run)), job=view.job or job)
+
+    def _check_spool_entry(self, caller: Caller, engine: str, entry: str | None) -> None:
+        """Check that a job was handed in where it must be, and by the caller.
+
+        Raises:
+            MooringsError: ``engine.rejected``, ``job.invalid``, ``owner.denied``.
+        """
+        if entry is None:
+            if engine in self._handed_in:
+                detail = "a job of this machine runs as its person, who must hand it in"
+                raise MooringsError("engine.rejected", detail, hint="start it on this machine with 'moor run'")
+            return
+        if engine not in self._handed_in:
+            raise MooringsError("job.invalid", f"engine {engine} starts no job from a spool: leave spoolEntry out")
+        uid, _, _ = entry.partition("-")
+        if not _SPOOL_ENTRY.fullmatch(entry) or uid != str(caller.uid):
+            raise MooringsError("owner.denied", f"{entry[:80]!r} is no job that {caller.subject} has handed in")
 
     def _folder_notes(self, run: Run) -> tuple[str, ...]:
         """A note, if another run that has not ended saves into the same folder of checkpoints."""

@@ -56,7 +56,7 @@ DETAIL_CHARS_MAX = 500
 ENTRIES_MAX = 1000  # of one question for their state
 MARGIN_S = 30.0  # after which a supervisor that should have ended its job is killed
 YIELD_S_MIN = 2.0
-REJECTED = ("account.refused", "entry.unknown", "entry.invalid", "request.invalid")
+REJECTED = ("account.refused", "entry.used", "entry.unknown", "entry.invalid", "request.invalid")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +65,13 @@ class SharedRun:
 
     Attributes:
         entry: in the root daemon's spool.
+        partition: of the newest attempt; empty: it has none.
         attempt: the newest that was submitted.
         submitted_at: when it was first tried.
     """
 
     entry: str
+    partition: str
     attempt: int
     tasks: int
     grace_s: float
@@ -127,7 +129,13 @@ class SharedEngine:
             if known is not None and known.attempt > order.attempt:
                 return
             run = SharedRun(
-                order.spool_entry, order.attempt, job.tasks, contract.grace_s, job.time_limit_s, self._clock.now()
+                entry=order.spool_entry,
+                partition=order.binding.partition,
+                attempt=order.attempt,
+                tasks=job.tasks,
+                grace_s=contract.grace_s,
+                time_limit_s=job.time_limit_s,
+                submitted_at=self._clock.now(),
             )
             if known is None or known.attempt < order.attempt:
                 path = self._path(order.run)
@@ -159,15 +167,34 @@ class SharedEngine:
 
     def _observe(self, runs: Sequence[RunId]) -> list[RunStatus]:
         known = {run: found for run in runs if (found := self._load(run)) is not None}
-        entries = [found.entry for found in known.values()]
+        states = self._states([found.entry for found in known.values()])
+        seen = [self._status(run, known.get(run), states) for run in runs]
+        self._starting = any(status.phase is RunPhase.STARTING for status in seen)
+        return seen
+
+    def _states(self, entries: Sequence[str]) -> dict[str, Mapping[str, Any]]:
+        """What the daemon knows of entries.
+
+        Raises:
+            OSError, ValueError, MooringsError: it cannot be asked.
+        """
         states: dict[str, Mapping[str, Any]] = {}
         for begin in range(0, len(entries), ENTRIES_MAX):
             answer = self._call_daemon({"op": "status", "entries": entries[begin : begin + ENTRIES_MAX]})
             self._check(answer)
             states |= {state["entry"]: state for state in answer["states"]}
-        seen = [self._status(run, known.get(run), states) for run in runs]
-        self._starting = any(status.phase is RunPhase.STARTING for status in seen)
-        return seen
+        return states
+
+    def partitions_in_use(self) -> frozenset[str]:
+        """The partitions of all runs of this machine that have not ended, also of those without a record.
+
+        Raises:
+            OSError, ValueError, MooringsError: that is unknown.
+        """
+        names = os.listdir(self._folder)  # noqa: PTH208 - names alone
+        runs = [found for name in names if (found := self._load(RunId(name))) is not None and found.partition]
+        states = self._states([run.entry for run in runs])
+        return frozenset(run.partition for run in runs if states[run.entry]["state"] not in ("ABSENT", "ENDED"))
 
     def _status(self, run: RunId, known: SharedRun | None, states: Mapping[str, Mapping[str, Any]]) -> RunStatus:
         state = states.get(known.entry) if known is not None else None

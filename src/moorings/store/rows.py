@@ -280,6 +280,7 @@ def _checkpoints_text(run: Run) -> str | None:
         "chosen_at": run.chosen_at,
         "pause": to_plain(run.pause) if run.pause is not None else None,
         "loss_record": to_plain(run.loss_record) if run.loss_record is not None else None,
+        "spool_entry": run.spool_entry or None,
     }
     later = {name: value for name, value in later.items() if value is not None}
     if not run.checkpoints and not run.checkpoint_fault and run.resumed_from is None and not later:
@@ -346,6 +347,7 @@ def parse_run(
         chosen_at=_instant(saved.get("chosen_at")),
         pause=from_plain(RunPause, saved["pause"]) if "pause" in saved else None,
         loss_record=from_plain(LossRecord, saved["loss_record"]) if "loss_record" in saved else None,
+        spool_entry=saved.get("spool_entry", ""),
     )
 
 

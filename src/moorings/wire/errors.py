@@ -169,6 +169,7 @@ ERRORS: dict[str, ErrorKind] = {
     "slurm.unavailable": ErrorKind(503, ExitCode.UNREACHABLE, "Slurm's controller does not answer"),
     "slurm.unreadable": ErrorKind(500, ExitCode.FAILED, "output or a file of Slurm cannot be read"),
     "state.illegal_move": ErrorKind(409, ExitCode.CONFLICT, "that is not possible in its present state"),
+    "spool.refused": ErrorKind(403, ExitCode.DENIED, "the root daemon of this machine does not take the job"),
     "store.conflict": ErrorKind(409, ExitCode.CONFLICT, "it was changed by another request at the same time"),
     "store.corrupt": ErrorKind(500, ExitCode.FAILED, "the database cannot be read"),
     "store.fenced": ErrorKind(503, ExitCode.UNREACHABLE, "another controller leads"),

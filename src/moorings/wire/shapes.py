@@ -113,13 +113,17 @@ class JobShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
-    """``POST /v1/runs``: start a job; within ``claim``, which stays when the run has ended, if one is named."""
+    """``POST /v1/runs``: start a job; within ``claim``, which stays when the run has ended, if one is named.
+
+    ``spool_entry``: the job as it was handed in to the root daemon of a machine that people share.
+    """
 
     job: JobShape
     engine: str = "local"
     claim: str | None = None
     resume: str | None = None
     resume_from: str | None = None
+    spool_entry: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

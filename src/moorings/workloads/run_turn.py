@@ -47,7 +47,7 @@ class CreateRun:
 
     ``claim`` is None for an engine with its own scheduler: the run waits in that scheduler's queue. ``within``: the
     claim exists already, and stays after the run's end. ``body_bytes``: of the job, of which the log has only a part.
-    ``resume_from``: a checkpoint of an earlier run, which its first attempt is given.
+    ``resume_from``: a checkpoint of an earlier run, which its first attempt is given. ``spool_entry``: as in ``Run``.
     """
 
     id: RunId
@@ -59,6 +59,7 @@ class CreateRun:
     role: Role | None = field(default=None, metadata=OMIT_IF_DEFAULT)
     body_bytes: int = field(default=0, metadata=OMIT_IF_DEFAULT)
     resume_from: RunCheckpoint | None = field(default=None, metadata=OMIT_IF_DEFAULT)
+    spool_entry: str = field(default="", metadata=OMIT_IF_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,6 +353,7 @@ class RunTurn:
             within=given.within,
             labels=dict(sorted(given.job.labels.items())),
             resumed_from=given.resume_from,
+            spool_entry=given.spool_entry,
         )
         held = self._check_within(given) if given.within else None
         self._check_workflow(given)

@@ -262,6 +262,7 @@ class Run:
         chosen_at: when it was last resumed from a checkpoint by choice: what it had saved until then is given no more.
         pause: set while it is being paused, and while it is PAUSED; in no other state.
         loss_record: its lost attempts that were retried; None: none was.
+        spool_entry: of the job in the root daemon's spool, on a machine that people share; empty: it is in none.
     """
 
     id: RunId
@@ -288,6 +289,7 @@ class Run:
     chosen_at: Timestamp | None = None
     pause: RunPause | None = None
     loss_record: LossRecord | None = None
+    spool_entry: str = ""
 
     @property
     def is_ended(self) -> bool:

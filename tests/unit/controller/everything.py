@@ -537,6 +537,7 @@ class Everything(Story):
             role=Role.USER,
             body_bytes=900,
             resume_from=CHECKPOINT,
+            spool_entry="1000-0123456789abcdef0123456789abcdef",
         )
 
     def _partition_of(self, claim: ClaimId) -> Partition:

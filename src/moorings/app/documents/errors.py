@@ -140,6 +140,7 @@ REMEDIES: dict[str, str] = {
     "slurm.unavailable": "`scontrol ping`; is slurmctld up, and munge? It is asked again",
     "slurm.unreadable": "is it a release of Slurm that Moorings knows? Please report it with the detail",
     "state.illegal_move": "the detail has the object's history; [states](states.md) lists the transitions",
+    "spool.refused": "the detail says why; jobs of a shared machine are their person's, not root's",
     "store.conflict": "look again, and decide again",
     "store.corrupt": "stop the controller and restore a backup",
     "store.fenced": "ask again: the controller that leads answers",

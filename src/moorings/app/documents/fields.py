@@ -89,6 +89,7 @@ FIELDS: dict[tuple[str, str], tuple[str, str]] = {
     ("RunRequest", "engine"): ("`local`", "What runs its processes."),
     ("RunRequest", "resume"): ("an id or a name", "An earlier run: this one begins from its newest whole checkpoint."),
     ("RunRequest", "resumeFrom"): ("a path, or its last part", "Which of its checkpoints instead."),
+    ("RunRequest", "spoolEntry"): ("an id", "The job as `moor run` handed it in, on a machine that people share."),
     ("RunRequest", "claim"): ("a claim of yours, of its shape", "It runs on that claim's partition, which stays."),
     ("PauseRequest", "saveTimeoutS"): ("seconds", "How long it may take to save; else the `warnS` of its job."),
     ("ResumeRequest", "resumeFrom"): ("a path, or its last part", "The checkpoint; else the newest whole one."),

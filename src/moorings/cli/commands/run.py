@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -14,11 +15,15 @@ from pathlib import Path
 import click
 
 from moorings.cli.command_tree import MoorCommand, complete_names, examples
+from moorings.client import spool
 from moorings.client.client import Client
 from moorings.client.error_text import format_cause
 from moorings.client.jobs import job_shape
+from moorings.client.requests import ApiError
+from moorings.client.transport import socket_path
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.quantities import parse_duration_s
+from moorings.core.model.serialization import to_plain
 from moorings.terminal.context import CommandContext
 from moorings.terminal.errors import OutputClosed
 from moorings.terminal.following import RunFollower, make_patience, run_end_text, run_exit_code
@@ -139,12 +144,41 @@ def run(
     if dry_run:
         return _show_job(session, request)
     key = secrets.token_hex(16)
+    request = _hand_in(session, job, request)
     if detach:
-        made = session.client.create_run(request, key)
+        made = _create(session, request, key)
         _report_notes(Progress(session.console), made)
         session.console.print_line(made.id)
         return 0
     return _run_and_follow(session, request, key)
+
+
+def _hand_in(session: CommandContext, job: JobSpec, request: RunRequest) -> RunRequest:
+    """The request, with the job handed in where this machine is one that people share.
+
+    Raises:
+        MooringsError: ``spool.refused``, ``engine.unavailable``.
+    """
+    path = socket_path(session.client.server)
+    if path is None or request.engine != "local":
+        return request
+    return replace(request, spool_entry=spool.hand_in(spool.submit_socket(path), to_plain(job)))
+
+
+def _create(session: CommandContext, request: RunRequest, key: str) -> RunBody:
+    """The new run; a job that was handed in is taken back if there is none.
+
+    Raises:
+        MooringsError: as the controller says.
+    """
+    try:
+        return session.client.create_run(request, key)
+    except ApiError:
+        path = socket_path(session.client.server)
+        if path is not None and request.spool_entry is not None:
+            with contextlib.suppress(MooringsError):
+                spool.withdraw(spool.submit_socket(path), request.spool_entry)
+        raise
 
 
 def _check_arguments(
@@ -179,7 +213,7 @@ def _run_and_follow(session: CommandContext, request: RunRequest, key: str) -> i
     started: RunBody | None = None
     with SignalsAsExceptions():
         try:
-            started = client.create_run(request, key)
+            started = _create(session, request, key)
             _report_notes(progress, started)
             client.retry_policy = make_patience(progress)
             ended = follower.follow(started)

@@ -1,0 +1,86 @@
+"""A job is handed in to the root daemon of a machine that people share, by its person; the kernel says who that is.
+
+The daemon starts only what was handed in. The controller is given the id of the entry, and says when.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from moorings.client.error_text import format_cause
+from moorings.core.model.errors import MooringsError
+from moorings.privileged import places
+
+ANSWER_S = 30.0
+ANSWER_BYTES_MAX = 1 << 20
+BUSY_TRIES, BUSY_S = 20, 0.25  # the daemon closes what is too much of one person at once
+
+
+def submit_socket(api_socket: str) -> Path:
+    """The root daemon's socket for people, of the machine with that socket of the controller."""
+    return Path(api_socket).parent.parent / places.SUBMIT
+
+
+def hand_in(path: Path, job: object) -> str:
+    """Hand a job in; returns the entry's id once it is on the daemon's disk.
+
+    Args:
+        path: the daemon's socket.
+        job: the job, as plain data.
+
+    Raises:
+        MooringsError: ``spool.refused``; ``engine.unavailable``: the daemon cannot be asked.
+    """
+    return str(_call(path, {"op": "spool", "job": job})["entry"])
+
+
+def withdraw(path: Path, entry: str) -> None:
+    """Take back a job that no run was made of.
+
+    Raises:
+        MooringsError: as ``hand_in``.
+    """
+    _call(path, {"op": "withdraw", "entry": entry})
+
+
+def _call(path: Path, request: Mapping[str, Any]) -> dict[str, Any]:
+    content = json.dumps(request).encode()
+    for _ in range(BUSY_TRIES):
+        try:
+            answer = _exchange(path, content)
+            if not answer:
+                time.sleep(BUSY_S)
+                continue
+            found = dict(json.loads(answer))
+        except (OSError, ValueError) as error:
+            hint = "is it running? The machine's admin starts it with 'moor up --system'"
+            detail = f"this machine's root daemon cannot be asked at {path}: {format_cause(error)}"
+            raise MooringsError("engine.unavailable", detail, hint=hint, retryable=True) from error
+        if "error" in found:
+            raise MooringsError("spool.refused", str(found.get("detail", "")), hint=str(found.get("hint", "")))
+        return found
+    detail = "this machine's root daemon answers too many other requests of yours"
+    raise MooringsError("engine.unavailable", detail, hint="try again in a moment", retryable=True)
+
+
+def _exchange(path: Path, content: bytes) -> bytes:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connected:
+        connected.settimeout(ANSWER_S)
+        connected.connect(str(path))
+        try:
+            connected.sendall(content)
+            connected.shutdown(socket.SHUT_WR)
+        except (BrokenPipeError, ConnectionResetError):
+            return b""
+        answer = b""
+        try:
+            while len(answer) <= ANSWER_BYTES_MAX and (part := connected.recv(1 << 16)):
+                answer += part
+        except ConnectionResetError:
+            return b""
+        return answer
