@@ -66,22 +66,24 @@ class ControllerLaunch:
         host: address to listen on.
         port: port to listen on.
         pools: its pools file, or None for its own default.
-        credentials: the file for its first access key.
+        credentials: the file for its first access key; None: none is made.
         context: the name for that key.
         pki: the folder of certificates, to serve over TLS; None: without TLS.
         secure: whether clients must present certificates.
         plain_http: whether it may serve other machines without TLS.
+        sockets: the folder of the root daemon's sockets, on a machine that people share; None: it is this user's alone.
     """
 
     data: Path
     host: str
     port: int
     pools: Path | None
-    credentials: Path
+    credentials: Path | None
     context: str = DEFAULT_CONTEXT
     pki: Path | None = None
     secure: bool = False
     plain_http: bool = False
+    sockets: Path | None = None
 
     @property
     def scheme(self) -> str:
@@ -92,7 +94,9 @@ class ControllerLaunch:
 def build_argv(launch: ControllerLaunch) -> list[str]:
     """The controller's command line; it contains no secret."""
     argv = [sys.executable, "-m", CONTROLLER_MODULE, "--data", str(launch.data)]
-    argv += ["--host", launch.host, "--port", str(launch.port), "--credentials", str(launch.credentials)]
+    argv += ["--host", launch.host, "--port", str(launch.port)]
+    argv += ["--credentials", str(launch.credentials)] if launch.credentials is not None else []
+    argv += ["--sockets", str(launch.sockets)] if launch.sockets is not None else []
     argv += ["--log-file", str(launch.data / LOG_NAME)]  # the controller rotates it
     argv += ["--context", launch.context] if launch.context != DEFAULT_CONTEXT else []
     argv += ["--plain-http"] if launch.plain_http else []
@@ -182,12 +186,11 @@ def user_subject() -> str:
     return name if name.strip(".") else f"uid{os.getuid()}"
 
 
-def find_lock_holders(data: Path) -> list[int]:
-    """The processes that hold a data folder's lock, from /proc/locks.
+def find_lock_holders(lock: Path) -> list[int]:
+    """The processes that hold the lock of a file, from /proc/locks.
 
     Trying to lock would disturb a controller that is starting.
     """
-    lock = data / LOCK_NAME
     try:
         inode = str(lock.stat().st_ino)
         lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
@@ -259,8 +262,9 @@ def start_controller(launch: ControllerLaunch) -> StartedController:
     try:
         launch.data.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_own_folder(launch.data)
-        launch.credentials.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        log = _open_log(launch.data / LOG_NAME)
+        if launch.credentials is not None:
+            launch.credentials.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        log = open_log(launch.data / LOG_NAME)
     except OSError as error:
         raise MooringsError(
             "config.invalid",
@@ -282,7 +286,7 @@ def start_controller(launch: ControllerLaunch) -> StartedController:
         os.close(log)
 
 
-def _open_log(path: Path) -> int:
+def open_log(path: Path) -> int:
     """Open the log to append: never through a link, and only a regular file of this user."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     log = os.open(path, flags, 0o600)

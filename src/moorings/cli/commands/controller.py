@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
 import click
 
-from moorings.cli import processes
+from moorings.cli import machine, processes
 from moorings.cli.command_tree import MoorCommand, examples
 from moorings.cli.errors import UsageErrorWithHint
 from moorings.client.requests import ApiError
@@ -30,6 +31,7 @@ READY_PAUSE_S = 0.1
 READY_ANSWER_S = 5.0
 RUNS_ANSWER_S = 2.0  # a controller that hangs is stopped all the same
 
+_system = click.option("--system", is_flag=True, help="Of a machine that people share; as root.")
 _data = click.option("--data", metavar="DIR", help="Its data folder ($MOORINGS_DATA, or ~/.local/state/moorings).")
 
 
@@ -37,15 +39,19 @@ _data = click.option("--data", metavar="DIR", help="Its data folder ($MOORINGS_D
     cls=MoorCommand,
     help="Start a controller on this machine.\n\n"
     "It runs apart from this terminal and writes to controller.log in its data folder. At its first start it writes an "
-    "admin's access key to your credentials file.",
+    "admin's access key to your credentials file.\n\n"
+    "With --system it is the machine's, for everybody who has an account there: jobs run as the people who start them, "
+    "by a small daemon of root's, and people need no key.",
     epilog=examples(
         "moor up",
         "moor up --pools pools.toml",
         "moor up --data /tmp/try --port 8099",
         "moor up --pki ~/.config/moorings/pki --secure --host 0.0.0.0",
+        "sudo moor up --system",
     ),
 )
 @_data
+@_system
 @click.option("--pools", metavar="FILE", help="Its pools file (pools.toml in the data folder).")
 @click.option("--host", default="127.0.0.1", metavar="ADDRESS", help="Address to listen on (127.0.0.1).")
 @click.option(
@@ -67,6 +73,7 @@ def up(
     session: CommandContext,
     *,
     data: str | None,
+    system: bool,
     pools: str | None,
     host: str,
     port: int | None,
@@ -82,13 +89,17 @@ def up(
         raise UsageErrorWithHint(
             "--plain-http and --pki exclude each other", hint="with certificates leave --plain-http out"
         )
+    limit_s = parse_seconds(timeout)
+    shared = _begin_system(session, data, limit_s) if system else None
     folder = Path(data).absolute() if data else data_folder(session.environment)
+    if shared is not None:
+        folder = shared.data
     running = processes.find_running(folder)
     if running is not None:
         session.console.print_line(
             f"a controller already runs: {running.url} (process {running.pid}, data in {folder})"
         )
-        _report_key(session, running.url)
+        _report_access(session, running.url, shared)
         return 0
     port = next(number for number in (port, processes.last_port(folder), PORT) if number is not None)
     launch = processes.ControllerLaunch(
@@ -96,34 +107,63 @@ def up(
         host=host,
         port=port,
         pools=Path(pools).absolute() if pools else None,
-        credentials=credentials_file(session.environment).absolute(),
+        credentials=credentials_file(session.environment).absolute() if shared is None else None,
         context=session.flags.get("context") or session.environment.get("MOORINGS_CONTEXT") or DEFAULT_CONTEXT,
         pki=Path(pki).expanduser().absolute() if pki else None,
         secure=secure,
         plain_http=plain_http,
+        sockets=shared.sockets if shared is not None else None,
     )
     _show_certificates(session, launch)
-    progress, limit_s = Progress(session.console), parse_seconds(timeout)
+    progress = Progress(session.console)
     progress.show_waiting(f"starting a controller at {launch.scheme}://{host}:{port} ...")
     running = _start_and_wait(session, launch, limit_s)
     progress.clear()
     session.console.print_line(f"controller started: {running.url} (process {running.pid}, data in {folder})")
-    _report_key(session, running.url)
+    _report_access(session, running.url, shared)
     return 0
+
+
+def _begin_system(session: CommandContext, data: str | None, limit_s: float) -> machine.SharedMachine:
+    """Start the root daemon, and become the controller's user.
+
+    Raises:
+        MooringsError: ``auth.denied``, ``config.invalid``, ``wait.timeout``.
+    """
+    machine.check_root()
+    shared = machine.SharedMachine(data=Path(data).absolute()) if data else machine.SharedMachine()
+    machine.find_controller_user(shared)
+    pid = machine.start_daemon(shared, limit_s)
+    session.console.print_line(f"root daemon: process {pid}, jobs in {shared.jobs}")
+    machine.become_controller(shared)
+    session.environment = os.environ
+    return shared
+
+
+def _report_access(session: CommandContext, url: str, shared: machine.SharedMachine | None) -> None:
+    if shared is None:
+        _report_key(session, url)
+    else:
+        session.console.info(
+            "People of this machine need no key: 'moor run' works for each of them. Root is its admin."
+        )
 
 
 @click.command(
     cls=MoorCommand,
     help="Stop the controller on this machine; runs continue.\n\n"
     "Partitions and the processes of runs stay as they are; the next controller on the same data folder takes them up.",
-    epilog=examples("moor down", "moor down --data /tmp/try --timeout 30s"),
+    epilog=examples("moor down", "moor down --data /tmp/try --timeout 30s", "sudo moor down --system"),
 )
 @_data
+@_system
 @click.option("--timeout", default="15s", metavar="DURATION", help="How long its end may take; bare: seconds (15s).")
 @click.pass_obj
-def down(session: CommandContext, *, data: str | None, timeout: str) -> int:
+def down(session: CommandContext, *, data: str | None, system: bool, timeout: str) -> int:
     """Stop the controller on this machine."""
     folder = Path(data).absolute() if data else data_folder(session.environment)
+    if system:
+        folder = _end_daemon(session, data, parse_seconds(timeout))
     running = processes.find_running(folder) or _find_unannounced(folder)
     if running is None:
         session.console.print_line(f"no controller runs on {folder}")
@@ -137,11 +177,27 @@ def down(session: CommandContext, *, data: str | None, timeout: str) -> int:
             hint=f"see {folder / processes.LOG_NAME}",
         )
     session.console.print_line(f"controller stopped (process {running.pid})")
+    up = "moor up --system" if system else "moor up"
     if left is None:
-        session.console.info("Runs, if there are any, continue; 'moor up' and then 'moor get runs' shows them.")
+        session.console.info(f"Runs, if there are any, continue; '{up}' and then 'moor get runs' shows them.")
     elif left:
-        session.console.info("Runs continue; 'moor up' and then 'moor get runs' shows them again.")
+        session.console.info(f"Runs continue; '{up}' and then 'moor get runs' shows them again.")
     return 0
+
+
+def _end_daemon(session: CommandContext, data: str | None, limit_s: float) -> Path:
+    """Stop the root daemon, and become the controller's user; returns the controller's data folder.
+
+    Raises:
+        MooringsError: ``auth.denied``, ``config.invalid``, ``wait.timeout``.
+    """
+    machine.check_root()
+    shared = machine.SharedMachine(data=Path(data).absolute()) if data else machine.SharedMachine()
+    pid = machine.stop_daemon(shared, limit_s)
+    session.console.print_line(f"root daemon stopped (process {pid})" if pid is not None else "no root daemon runs")
+    machine.become_controller(shared)
+    session.environment = os.environ
+    return shared.data
 
 
 def _has_runs(session: CommandContext, url: str) -> bool | None:
@@ -192,7 +248,7 @@ def _find_unannounced(folder: Path) -> processes.ControllerProcess | None:
     Raises:
         MooringsError: ``controller.running``: the lock's holder is not a controller, but for instance a restore.
     """
-    for pid in processes.find_lock_holders(folder):
+    for pid in processes.find_lock_holders(folder / processes.LOCK_NAME):
         running = processes.controller_of_pid(pid)
         if running is None:
             raise MooringsError(
