@@ -4,6 +4,7 @@ One attempt's folder::
 
     attempt.json   what was ordered; it is there before anything is started
     started.json   the supervisor's process; it is there before the supervisor may begin
+    begun          it was let begin, and has; without it nothing of the job ever ran
     cancel.json    a request to the supervisor, and
     yield.json     another one; the person may read them
     refused.json   why its person gets no process
@@ -78,6 +79,11 @@ class AttemptRecords:
         return self.path.parent.name
 
     @property
+    def begun(self) -> Path:
+        """The file that the supervisor's process makes once it may begin."""
+        return self.path / "begun"
+
+    @property
     def number(self) -> int:
         """Of the attempt."""
         return int(self.path.name)
@@ -111,7 +117,7 @@ class AttemptRecords:
             return None
 
     def process(self) -> StartedProcess | None:
-        """The supervisor's process; None: it was never let begin."""
+        """The supervisor's process; None: there never was one."""
         found = self.record("started")
         return None if found is None else StartedProcess(int(found["pid"]), int(found["ticks"]), str(found["boot"]))
 
@@ -188,13 +194,15 @@ def _begin(
         os.setsid()
         for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
             signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        # A request may come before the supervisor listens: the signal waits for it, and does not kill it.
+        signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
         close_others(stdin, waits)
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(FILES, hard), hard))  # not the daemon's own; PAM may give more
         cgroup.enter()
         if os.read(waits, 1) != GO:
             os._exit(NOT_BEGUN)
+        folder.begun.touch(0o600)
         account = find_person()
         groups = groups_of(account)
         open_session(account.name)

@@ -313,11 +313,11 @@ class RootDaemon:
             if not cgroup.kill():
                 continue
             try:
-                if live.folder.process() is None:  # it was never let begin
-                    live.folder.remove_records()
+                refused = live.folder.record("refused")
+                if refused is None and not live.folder.begun.exists():
+                    live.folder.remove_records()  # nothing of it ever ran: it can be started again
                 else:
-                    refused = live.folder.record("refused") or {}
-                    why = refused.get("why", live.why if live.code is None else "")
+                    why = (refused or {}).get("why", live.why if live.code is None else "")
                     live.folder.save_end(live.code, why, cgroup.oom_kills())
             except OSError:
                 log.exception("end.unsaved", extra={"entry": entry})

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from moorings.privileged.attempts import start_ticks
+from moorings.privileged.attempts import boot_id, start_ticks
 from moorings.privileged.cgroups import JobLimits
 from tests.unit.privileged.rig import ANN, BOB, CONTROLLER, NEEDS_ROOT, PYTHON, RootRig
 from tests.waiting import until
@@ -27,6 +27,7 @@ def say(name, text):
     os.rename(f".{name}", name)
 asked = lambda *_: say("asked", open(f"{folder}/cancel.json").read())
 signal.signal(signal.SIGRTMIN, asked)
+signal.pthread_sigmask(signal.SIG_SETMASK, ())
 say("began", json.dumps({"ids": os.getresuid() + os.getresgid(), "groups": os.getgroups(), "given": given,
     "environment": dict(os.environ), "descriptors": sorted(os.listdir("/proc/self/fd")), "umask": os.umask(0o77)}))
 exec(given["job"]["does"])
@@ -126,6 +127,35 @@ def test_a_request_reaches_the_supervisor_and_no_one_else_can_make_one(rig: Root
     assert rig.ended(entry)["code"] == 0
 
 
+def test_a_request_waits_for_a_supervisor_that_does_not_listen_yet(rig: RootRig, tmp_path: Path) -> None:
+    """As one does that Python is still starting: the signal would kill it, and the run would be lost."""
+    script = tmp_path / "supervisor.py"
+    script.write_text(SUPERVISOR.replace("signal.signal(", "time.sleep(1)\nsignal.signal(", 1))
+    entry = rig.spool(ANN, "while not os.path.exists('asked'): time.sleep(0.01)")
+    rig.begin(entry)
+    rig.run_file(entry, "began")
+    assert "error" in rig.ask(ANN, "control", {"op": "kill", "entry": entry, "attempt": 0})
+    asked: dict[str, Any] = {"name": "cancel", "record": {"reason": "enough"}, "signal": signal.SIGRTMIN}
+    for wrong in ({"signal": signal.SIGKILL}, {"name": "../x"}, {"name": "started"}, {"record": "x"}):
+        assert rig.control("ask", entry, **(asked | wrong))["error"] == "request.invalid"
+    rig.control("ask", entry, **asked)
+    assert json.loads(rig.run_file(entry, "asked")) == {"reason": "enough"}
+    assert rig.ended(entry)["code"] == 0
+
+
+def test_a_request_waits_for_a_supervisor_that_does_not_listen_yet(rig: RootRig, tmp_path: Path) -> None:
+    """As one does that Python is still starting: the signal would kill it, and the run would be lost."""
+    late = (tmp_path / "supervisor.py").read_text().replace("signal.signal(", "time.sleep(1)\nsignal.signal(", 1)
+    (tmp_path / "supervisor.py").write_text(
+        late.replace('say("began"', 'mask = signal.SIG_SETMASK\nsignal.pthread_sigmask(mask, ())\nsay("began"', 1)
+    )
+    entry = rig.spool(ANN, "while not os.path.exists('asked'): time.sleep(0.01)")
+    rig.begin(entry)
+    rig.control("ask", entry, name="cancel", record={"reason": "enough"}, signal=signal.SIGRTMIN)
+    assert json.loads(rig.run_file(entry, "asked")) == {"reason": "enough"}
+    assert rig.ended(entry)["code"] == 0
+
+
 def test_a_killed_job_has_ended_when_nothing_is_left(rig: RootRig) -> None:
     entry = rig.spool(ANN, "time.sleep(3600)")
     rig.begin(entry)
@@ -155,6 +185,17 @@ def test_an_attempt_is_started_once_and_the_next_one_after_its_end(rig: RootRig)
     rig.ended(entry)
 
 
+def test_an_entry_belongs_to_one_run(rig: RootRig) -> None:
+    """A second run of it would follow the processes of the first, with other devices."""
+    entry = rig.spool(ANN, "sys.exit(3)")
+    rig.begin(entry)
+    rig.ended(entry)
+    for attempt in (0, 1):
+        answer = rig.control("start", entry, attempt, limits={}, order={"run": "run-2"})
+        assert answer["error"] == "entry.used"
+    assert rig.begin(entry)["state"] == "ENDED"
+
+
 def test_a_daemon_that_was_killed_finds_its_jobs_and_their_ends(rig: RootRig) -> None:
     lives, ends = (rig.spool(ANN, "while not os.path.exists('go-on'): time.sleep(0.01)") for _ in range(2))
     for entry in (lives, ends):
@@ -172,12 +213,15 @@ def test_a_daemon_that_was_killed_finds_its_jobs_and_their_ends(rig: RootRig) ->
     rig.ended(lives)
 
 
-def test_a_start_that_was_cut_off_began_nothing_and_can_be_made_again(rig: RootRig) -> None:
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_start_that_was_cut_off_began_nothing_and_can_be_made_again(rig: RootRig, recorded: bool) -> None:
     entry = rig.spool(ANN, "sys.exit(3)")
     rig.kill()
-    attempt = rig.folder / "jobs" / entry / "0"  # as the daemon leaves it that dies before it has recorded the process
+    attempt = rig.folder / "jobs" / entry / "0"  # as the daemon leaves it that dies before it lets the process begin
     (attempt / "run").mkdir(parents=True)
     (attempt / "attempt.json").write_text("{}")
+    if recorded:
+        (attempt / "started.json").write_text(json.dumps({"pid": 1 << 22, "ticks": 1, "boot": boot_id()}))
     rig.start()
     until(lambda: rig.state(entry)["state"] == "ABSENT", 30)
     rig.begin(entry)
