@@ -1,0 +1,212 @@
+"""One machine, three people, no scheduler: ``moor up --system`` and what they do with it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.shared_machine import PEOPLE, SharedMachineRig, cannot_be_here
+from tests.waiting import patient, until
+
+pytestmark = [pytest.mark.skipif(bool(cannot_be_here()), reason=cannot_be_here()), pytest.mark.timeout(patient(120))]
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedMachineRig]:
+    made = SharedMachineRig(tmp_path_factory.mktemp("machine"))
+    try:
+        made.up()
+        yield made
+        made.down()
+        assert made.cgroups() == []
+    finally:
+        made.close()
+
+
+@pytest.mark.smoke
+def test_people_run_jobs_as_themselves_side_by_side_and_need_no_key(machine: SharedMachineRig) -> None:
+    script = 'id -u; echo "$MOORINGS_DEVICES" > devices; sleep 1; touch done'
+    started = {name: machine.start(name, "run", "--ipus", "2", "--", "sh", "-c", script) for name in PEOPLE}
+    for name, process in started.items():
+        output, said = process.communicate(timeout=patient(60))
+        assert (process.returncode, output) == (0, f"{PEOPLE[name]}\n"), said + machine.logs()
+    devices = [(machine.root / "home" / name / "devices").read_text() for name in PEOPLE]
+    assert len(set(devices)) == len(PEOPLE), devices
+    for name in PEOPLE:
+        assert (machine.root / "home" / name / "done").stat().st_uid == PEOPLE[name]
+
+
+def test_a_command_starts_and_stops_the_machine_and_jobs_go_on(machine: SharedMachineRig) -> None:
+    done = machine.moor("ann", "run", "--detach", "--ipus", "1", "--", "sh", "-c", "sleep 3; echo after")
+    ident = done.stdout.strip()
+    until(lambda: machine.ask("ann", "get", "run", ident)["state"] == "RUNNING")
+    said = machine.down()
+    assert ("root daemon stopped" in said, "controller stopped" in said) == (True, True)
+    assert machine.processes_of("ann") != []
+    machine.up()
+    ended = machine.moor("ann", "wait", ident)
+    assert ended.returncode == 0, ended.stderr
+    assert machine.moor("ann", "logs", ident).stdout == "after\n"
+
+
+def test_nobody_but_root_and_its_person_stops_a_job(machine: SharedMachineRig) -> None:
+    ident = machine.moor("ann", "run", "--detach", "--ipus", "1", "--", "sleep", "300").stdout.strip()
+    until(lambda: machine.ask("ann", "get", "run", ident)["state"] == "RUNNING")
+    (name,) = [name for name in machine.cgroups() if name.startswith("61001-")]
+    entry = name.partition(".")[0]
+    refused = machine.moor("eve", "cancel", ident)
+    assert refused.returncode != 0
+    assert machine.ask("ann", "get", "run", ident)["state"] == "RUNNING"
+    for op in ("kill", "ask", "withdraw"):  # at root's own sockets
+        code = (
+            "import json, socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]);"
+            f" s.sendall(json.dumps({{'op': '{op}', 'entry': '{entry}', 'attempt': 0, 'signal': 15}}).encode());"
+            " s.shutdown(1); print(s.recv(1000).decode())"
+        )
+        for socket_name in ("control", "submit"):
+            said = machine.command("eve", "/opt/moorings/bin/python", "-c", code, f"/run/moorings/{socket_name}")
+            assert "PermissionError" in said.stderr or '"error"' in said.stdout, (op, socket_name, said)
+    assert machine.ask("ann", "get", "run", ident)["state"] == "RUNNING"
+    assert machine.moor("root", "cancel", ident).returncode == 0
+    until(lambda: machine.ask("ann", "get", "run", ident)["state"] == "CANCELLED")
+    until(lambda: machine.processes_of("ann") == [])
+
+
+def test_root_and_those_without_an_account_have_no_jobs(machine: SharedMachineRig) -> None:
+    refused = machine.moor("root", "run", "--ipus", "1", "--", "id")
+    assert (refused.returncode, "root's jobs are not started here" in refused.stderr) == (4, True), refused.stderr
+
+
+def test_what_is_left_of_a_job_ends_with_it(machine: SharedMachineRig) -> None:
+    script = "setsid sh -c 'sleep 300 & sleep 300' & (setsid sleep 300 &) ; sleep 0.2; exit 3"
+    done = machine.moor("bob", "run", "--ipus", "1", "--", "sh", "-c", script)
+    assert done.returncode == 3, done.stderr
+    until(lambda: machine.processes_of("bob") == [])
+
+
+def test_a_closed_terminal_cancels_nothing(machine: SharedMachineRig) -> None:
+    process = machine.start("ann", "run", "--ipus", "1", "--", "sh", "-c", "echo begun; sleep 2; touch later")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "begun\n"
+    with process:
+        process.send_signal(signal.SIGKILL)
+    until(lambda: (machine.root / "home/ann/later").exists())
+
+
+def test_a_jobs_variables_make_its_supervisor_nothing_else(machine: SharedMachineRig) -> None:
+    """PYTHONPATH, BASH_ENV and LD_PRELOAD of a job are the job's: what root executes has an environment of its own."""
+    home = machine.root / "home/eve"
+    for name in ("sitecustomize.py", "usercustomize.py"):
+        (home / name).write_text("open('/home/eve/trapped', 'w')\n")
+    (home / "trap.sh").write_text("echo > /home/eve/trapped\n")
+    words = ["--env", "PYTHONPATH=/home/eve", "--env", "PYTHONHOME=/home/eve", "--env", "LD_PRELOAD=/home/eve/x.so"]
+    words += ["--env", "BASH_ENV=/home/eve/trap.sh", "--env", "ENV=/home/eve/trap.sh"]
+    done = machine.moor("eve", "run", "--ipus", "1", *words, "--", "/bin/sh", "-c", "echo $PYTHONPATH")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "/home/eve"), done.stderr
+    assert not (home / "trapped").exists()
+    daemon = Path(f"/proc/{machine.daemon_pid()}/environ").read_bytes()
+    assert daemon == b"PATH=/usr/local/bin:/usr/bin:/bin\0"
+
+
+# -- a crowd -----------------------------------------------------------------------------------------------------------
+
+# Jobs of one person: each holds a lock of every device that it has, some leave a process behind, a third is cancelled.
+_SUBMIT = """
+import random, secrets, sys, time
+from pathlib import Path
+from moorings.client import spool
+from moorings.client.client import Client
+from moorings.client.jobs import job_shape
+from moorings.client.transport import Endpoint, RetryPolicy, Transport
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.serialization import to_plain
+from moorings.wire.shapes import RunRequest
+from moorings.workloads.jobs import Accelerators, JobSpec, check_job
+
+SCRIPT = '''
+IFS=,
+for device in $MOORINGS_DEVICES; do
+    exec {fd}<"/home/devices/$device"
+    flock -n $fd || echo "$device" >> ~/used-twice
+done
+mktemp ~/marks/"$1".XXXXXX > /dev/null
+[ $(($1 % 4)) != 1 ] || (setsid sleep 300 &)
+sleep 0.$(($1 % 7))
+'''
+
+def insist(call):
+    for _ in range(2000):
+        try:
+            return call()
+        except MooringsError as error:
+            if not error.retryable:
+                raise
+            time.sleep(0.1)
+    raise AssertionError("nobody answers")
+
+home, n, seed = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+chosen = random.Random(seed)
+client = Client(Transport(Endpoint("unix:///run/moorings/controller/api"), RetryPolicy(0)))
+Path(home, "marks").mkdir(exist_ok=True)
+made = []
+for number in range(n):
+    job = check_job(JobSpec(
+        name=f"j{number}", command=("/bin/bash", "-c", SCRIPT, "job", str(number)), workdir=home,
+        environment={"PATH": "/usr/bin:/bin", "HOME": home}, accelerators=Accelerators(kind="ipu", size=chosen.choice((1, 1, 2, 4))),
+    ))
+    entry = insist(lambda: spool.hand_in(Path("/run/moorings/submit"), to_plain(job)))
+    key = secrets.token_hex(16)
+    request = RunRequest(job=job_shape(job), spool_entry=entry)
+    made.append(insist(lambda: client.create_run(request, key)).id)
+    if number % 3 == 2:
+        insist(lambda: client.cancel_run(chosen.choice(made)))
+for ident in made:
+    while not insist(lambda: client.get_run(ident, wait_s=2)).ended_at:
+        pass
+    run = insist(lambda: client.get_run(ident))
+    print(run.id, run.job.name, run.state, run.detail, run.attempt)
+"""
+
+
+@pytest.mark.parametrize(
+    ("jobs", "kills"),
+    [
+        pytest.param(10, 2, id="few"),
+        pytest.param(67, 20, id="200", marks=[pytest.mark.heavy, pytest.mark.timeout(1200)]),
+    ],
+)
+def test_a_crowd_and_kills_leave_nothing_and_run_nothing_twice(
+    machine: SharedMachineRig, jobs: int, kills: int
+) -> None:
+    """Each person starts so many jobs; the daemon and the controller are each killed so often meanwhile."""
+    devices = machine.root / "home/devices"
+    devices.mkdir(exist_ok=True)
+    for number in range(64):
+        (devices / f"pod64:{number}").touch(mode=0o644)
+    started = {
+        name: machine.start_program(name, "-c", _SUBMIT, f"/home/{name}", str(jobs), str(PEOPLE[name]))
+        for name in PEOPLE
+    }
+    for number in range(2 * kills):
+        machine.kill(machine.daemon_pid() if number % 2 else machine.controller_pid())
+        machine.up()
+    for name, process in started.items():
+        output, said = process.communicate(timeout=patient(300))
+        assert process.returncode == 0, said[-3000:] + machine.logs()
+        states = {line.split()[1].removeprefix("j"): line.split()[2] for line in output.splitlines()}
+        assert len(states) == jobs
+        assert set(states.values()) <= {"SUCCEEDED", "CANCELLED"}, output + machine.story() + machine.logs()
+        home = machine.root / "home" / name
+        marks = [path.name.partition(".")[0] for path in (home / "marks").iterdir()]
+        assert len(marks) == len(set(marks)), f"run twice: {sorted(marks)}"
+        assert {number for number, state in states.items() if state == "SUCCEEDED"} <= set(marks)
+        assert {path.lstat().st_uid for path in home.rglob("*")} <= {PEOPLE[name]}, "files of somebody else"
+        assert not (home / "used-twice").exists(), (home / "used-twice").read_text()
+    until(lambda: machine.cgroups() == [], what=lambda: machine.cgroups())
+    assert {name: machine.processes_of(name) for name in PEOPLE} == {name: [] for name in PEOPLE}
+    for attempt in (machine.root / "var/lib/moorings-jobs/jobs").glob("*/*/run"):
+        person = int(attempt.parent.parent.name.partition("-")[0])
+        assert {path.lstat().st_uid for path in (attempt, *attempt.rglob("*"))} == {person}
