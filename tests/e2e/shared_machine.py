@@ -223,9 +223,9 @@ class SharedMachineRig:
         """End everything in it; nothing stays."""
         for base in self._cgroups:
             for procs in base.rglob("cgroup.procs"):
-                for pid in procs.read_text().split():
+                for word in procs.read_text().split():
                     with contextlib.suppress(ProcessLookupError):
-                        os.kill(int(pid), signal.SIGKILL)
+                        os.kill(int(word), signal.SIGKILL)
         for pid, _ in self._ours("stat"):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -155,7 +155,8 @@ made = []
 for number in range(n):
     job = check_job(JobSpec(
         name=f"j{number}", command=("/bin/bash", "-c", SCRIPT, "job", str(number)), workdir=home,
-        environment={"PATH": "/usr/bin:/bin", "HOME": home}, accelerators=Accelerators(kind="ipu", size=chosen.choice((1, 1, 2, 4))),
+        environment={"PATH": "/usr/bin:/bin", "HOME": home},
+        accelerators=Accelerators(kind="ipu", size=chosen.choice((1, 1, 2, 4))),
     ))
     entry = insist(lambda: spool.hand_in(Path("/run/moorings/submit"), to_plain(job)))
     key = secrets.token_hex(16)
