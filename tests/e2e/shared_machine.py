@@ -162,8 +162,8 @@ class SharedMachineRig:
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
-    def up(self) -> str:
-        done = self.moor("root", "up", "--system", "--port", "0", "--timeout", f"{patient(30):g}s")
+    def up(self, *words: str) -> str:
+        done = self.moor("root", "up", "--system", "--port", "0", "--timeout", f"{patient(30):g}s", *words)
         assert done.returncode == 0, done.stderr + self.logs()
         return done.stdout
 
