@@ -13,11 +13,17 @@ from pathlib import Path
 import pytest
 
 from moorings.app.clock import SystemClock
+from moorings.app.maintenance import prune
+from moorings.core.model.bindings import NO_DEVICES_BINDING
 from moorings.core.model.serialization import to_plain
+from moorings.core.model.timestamps import add_seconds
 from moorings.local.shared_engine import SharedEngine
 from moorings.ports.engine import RunSubmission
 from moorings.testing.engine_suite import EngineSuite, SuitePrograms
+from moorings.workloads.jobs import JobSpec
+from moorings.workloads.runs import RunId, RunPhase
 from tests.unit.privileged.rig import ANN, NEEDS_ROOT, PYTHON, RootRig
+from tests.waiting import until, until_async
 
 pytestmark = NEEDS_ROOT
 SOURCES = Path(__file__).resolve().parents[2] / "src"
@@ -79,3 +85,29 @@ class TestSharedEngine(EngineSuite):
         made = SharedRig(tmp_path)
         yield made
         made.daemon.end()
+
+
+async def has_ended(engine: SharedEngine, run: RunId) -> bool:
+    (seen,) = await engine.observe([run])
+    return seen.phase is RunPhase.ENDED
+
+
+async def test_an_old_run_is_forgotten_here_and_by_the_daemon(tmp_path: Path) -> None:
+    rig = SharedRig(tmp_path)
+    try:
+        engine = await rig.open()
+        job = JobSpec(name="short", command=("/bin/true",), workdir=rig.workdir, environment={"PATH": "/bin"})
+        order = RunSubmission(RunId("run-000000000old"), 0, job, NO_DEVICES_BINDING)
+        await engine.submit(order)
+        runs, now = rig.folder / "controller", SystemClock().now()
+        await until_async(lambda: has_ended(engine, order.run))
+        assert prune(runs, now, (), engine.hold_ended) == [], "it ended later than that"
+        later = add_seconds(SystemClock().now(), 1)
+        assert prune(runs, later, {order.run}, engine.hold_ended) == []
+        await asyncio.to_thread(until, lambda: prune(runs, later, (), engine.hold_ended) == [order.run])
+        assert (await engine.observe([order.run]))[0].phase is RunPhase.ABSENT
+        entry = rig.entry(order)
+        await asyncio.to_thread(until, lambda: not (rig.daemon.folder / "jobs" / entry).exists())
+        assert rig.daemon.state(entry)["state"] == "ABSENT"
+    finally:
+        rig.daemon.end()

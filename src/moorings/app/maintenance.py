@@ -37,6 +37,7 @@ from moorings.core.model.pools import parse_pools
 from moorings.core.model.timestamps import DAY_S, Timestamp, add_seconds
 from moorings.kubernetes.engine.run_folder import KubernetesRunFolder
 from moorings.local.run_folder import LocalRunFolder
+from moorings.local.shared_engine import SharedEngine
 from moorings.ports.clock import Clock
 from moorings.slurm.engine.run_folder import SlurmRunFolder
 from moorings.store.archive import ArchiveFolder
@@ -197,7 +198,9 @@ async def _prune_runs(kept: MaintenanceContext) -> None:
         if assembly is not None and not assembly.loop.problem:
             before = add_seconds(kept.clock.now(), -kept.settings.keep_runs_days * DAY_S)
             spared = frozenset(assembly.loop.runs.by_id)
-            places = [(kept.runs, LocalRunFolder.hold_ended)]
+            local = assembly.running.engines.get("local")
+            shared = local.hold_ended if isinstance(local, SharedEngine) else None
+            places: list[tuple[Path, HoldEnded]] = [(kept.runs, shared or LocalRunFolder.hold_ended)]
             if kept.settings.slurm is not None:
                 places.append((kept.settings.slurm.folder, SlurmRunFolder.hold_ended))
             if kept.settings.kubernetes is not None:

@@ -196,6 +196,30 @@ class SharedEngine:
         states = self._states([run.entry for run in runs])
         return frozenset(run.partition for run in runs if states[run.entry]["state"] not in ("ABSENT", "ENDED"))
 
+    @contextlib.contextmanager
+    def hold_ended(self, _runs: Path, run: RunId, before: Timestamp) -> Iterator[bool]:
+        """Let the daemon forget a run that ended before a time, for the block that removes its folder; as ``prune`` has it.
+
+        Raises:
+            OSError: the daemon cannot be asked, or is still removing what the job has left.
+        """
+        known = self._load(run)
+        if known is None:
+            yield False
+            return
+        try:
+            state = self._states([known.entry])[known.entry]
+            at_us = (state.get("end") or {}).get("at", 0) * 1_000_000
+            ended = state["state"] == "ENDED" and max(at_us, known.submitted_at) < before
+            gone = state["state"] == "ABSENT" and known.submitted_at < before
+            if ended:
+                gone = self._call_daemon({"op": "forget", "entry": known.entry}).get("state") == "ABSENT"
+        except (ValueError, MooringsError) as error:
+            raise OSError(str(error)) from error
+        yield gone
+        if gone:
+            self._known.pop(run, None)
+
     def _status(self, run: RunId, known: SharedRun | None, states: Mapping[str, Mapping[str, Any]]) -> RunStatus:
         state = states.get(known.entry) if known is not None else None
         if known is None or state is None or state["state"] == "ABSENT" or state["attempt"] < known.attempt:
