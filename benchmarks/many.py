@@ -1,9 +1,9 @@
 """One machine, many people: what it costs that a job runs as its person.
 
-A machine with accounts of its own, in a mount namespace, with the root daemon and a controller without privileges; beside
-it a controller of one user's own, on the same pool. One job after the other on each: the time from the request until its
-command runs. Then short jobs of three people at once, with limits of CPUs and memory. Bound of the rate: the same jobs by
-the controller of one's own, where nobody becomes anybody and no cgroup is made.
+A machine with accounts of its own, in a mount namespace, with the root daemon and a controller without privileges;
+beside it a controller of one user's own, on the same pool. One job after the other on each: the time from the request
+until its command runs. Then short jobs of three people at once, with limits of CPUs and memory. Bound of the rate: the
+same jobs by the controller of one's own, where nobody becomes anybody and no cgroup is made.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def run() -> Report:
         bounds={"jobs_per_s": own_rate},
         anchors={"start_added_ms_p50": 30, "daemon_rss_mb": 25, "jobs_per_s": 50},
         notes=(
-            f"from the request to the command's first line, p50 of {STARTS}: {_ms(starts)} ms, one's own {_ms(own_starts)}",
+            f"from a request to the command's first line, p50 of {STARTS}: {_ms(starts)} ms, one's own {_ms(own_starts)}",
             f"{len(PEOPLE)} people with {JOBS} jobs each, 8 at once, each with a limit of CPUs and memory",
             "bound of the rate: as many jobs by a controller of one's own",
         ),
