@@ -91,7 +91,7 @@ def run() -> Report:
         bounds={"jobs_per_s": own_rate},
         anchors={"start_added_ms_p50": 30, "daemon_rss_mb": 25, "jobs_per_s": 50},
         notes=(
-            f"from a request to the command's first line, p50 of {STARTS}: {_ms(starts)} ms, one's own {_ms(own_starts)}",
+            f"from request to first line, p50 of {STARTS}: {_ms(starts)} ms, one's own {_ms(own_starts)}",
             f"{len(PEOPLE)} people with {JOBS} jobs each, 8 at once, each with a limit of CPUs and memory",
             "bound of the rate: as many jobs by a controller of one's own",
         ),
