@@ -134,6 +134,9 @@ async def serve(settings: Settings, arguments: Sequence[str] = ()) -> None:
                 if settings.credentials is not None:
                     await ensure_admin(keys, settings.credentials, settings.context, url, settings.tls_cert)
                 folder.write_address(url)
+                if settings.local_runs and settings.sockets is None and os.geteuid() == 0:
+                    detail = "every job of this machine is root's, of any key that may start one: 'moor up --system' is for people"
+                    log.warning("controller.root", extra={"detail": detail})
                 log.info("controller.started", extra={"version": __version__, "url": url, "data": str(settings.data)})
                 kept = MaintenanceContext(
                     settings=settings,

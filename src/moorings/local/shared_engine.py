@@ -198,7 +198,7 @@ class SharedEngine:
 
     @contextlib.contextmanager
     def hold_ended(self, _runs: Path, run: RunId, before: Timestamp) -> Iterator[bool]:
-        """Let the daemon forget a run that ended before a time, for the block that removes its folder; as ``prune`` has it.
+        """Let the daemon forget a run that ended before a time, for the block that removes its folder.
 
         Raises:
             OSError: the daemon cannot be asked, or is still removing what the job has left.
