@@ -135,7 +135,7 @@ async def serve(settings: Settings, arguments: Sequence[str] = ()) -> None:
                     await ensure_admin(keys, settings.credentials, settings.context, url, settings.tls_cert)
                 folder.write_address(url)
                 if settings.local_runs and settings.sockets is None and os.geteuid() == 0:
-                    detail = "every job of this machine is root's, of any key that may start one: 'moor up --system' is for people"
+                    detail = "every job of this machine is root's, of any key: 'moor up --system' is for people"
                     log.warning("controller.root", extra={"detail": detail})
                 log.info("controller.started", extra={"version": __version__, "url": url, "data": str(settings.data)})
                 kept = MaintenanceContext(
