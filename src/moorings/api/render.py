@@ -121,6 +121,7 @@ def claim_body(view: ClaimView) -> ClaimBody:
         ended_at=_time(claim.ended_at),
         cell=str(claim.cell) if claim.cell is not None else None,
         asked_until=_time(claim.asked_until),
+        machine=spec.machine or None,
     )
 
 

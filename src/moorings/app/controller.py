@@ -30,6 +30,7 @@ from moorings.app.credentials import ensure_admin
 from moorings.app.exits import returns_exit_code
 from moorings.app.folders import DataFolder, SharedFolder
 from moorings.app.logs import configure
+from moorings.app.machine import read_machine
 from moorings.app.maintenance import MaintenanceContext, file_digest, run_maintenance
 from moorings.app.replica import ControllerReplica
 from moorings.app.settings import Settings, read_settings
@@ -97,6 +98,7 @@ async def serve(settings: Settings, arguments: Sequence[str] = ()) -> None:
                 led = bool(store.get_leader().epoch)
                 shared.check_installation(store.installation(), led=led, local_runs=settings.local_runs)
             clock = SystemClock()
+            machine = read_machine(settings)
             pepper = shared.pepper()
             mark = LogPositionFile(shared.path, store.installation())
             keys = AccessKeyManager(store, clock, pepper)
@@ -119,6 +121,7 @@ async def serve(settings: Settings, arguments: Sequence[str] = ()) -> None:
                     holder=holder,
                     url=settings.advertise or url,
                     local_runs=settings.local_runs,
+                    machine=machine,
                     sockets=settings.sockets,
                     output_bytes_max=settings.output_bytes_max,
                     key_lifetime_s=settings.key_lifetime_days * DAY_S,

@@ -17,6 +17,7 @@ from typing import TypedDict
 from moorings.app.folders import ARCHIVE, RUNS
 from moorings.core.model.access import LIFETIME_DAYS_MAX
 from moorings.core.model.errors import MooringsError
+from moorings.core.model.quantities import parse_bytes
 from moorings.core.model.toml_table import TomlTable
 from moorings.kubernetes.engine.settings import KubernetesEngineSettings
 from moorings.slurm.engine.settings import SlurmEngineSettings
@@ -30,7 +31,14 @@ _PATHS = (
     *("tls_cert", "tls_key", "tls_client_ca", "tls_ca"),
 )
 OUTPUT_BYTES_MAX = 10_000_000_000
-_NUMBERS = ("log_file_bytes_max", "keep_runs_days", "keep_history_days", "output_bytes_max", "key_lifetime_days")
+_NUMBERS = (
+    "log_file_bytes_max",
+    "keep_runs_days",
+    "keep_history_days",
+    "output_bytes_max",
+    "key_lifetime_days",
+    "cpus",
+)
 _BOOLEANS = ("reserve", "local_runs", "plain_http")
 _DATABASE = re.compile(r"postgres(ql)?://\S+")
 _ADVERTISED = re.compile(r"https?://[^\s/?#]+")
@@ -67,6 +75,16 @@ class Settings:
     local_runs: bool = field(default=True, metadata={})
     """Whether jobs may run as processes of this machine. Turn it off if the controllers are on several machines: the
     next leader could not see the other machine's processes.
+    """
+
+    cpus: int | None = field(default=None, metadata={})
+    """CPUs of this machine for its jobs (``moor run``), those with devices too: a job that names more waits until so
+    many are free. 0: they are not counted. Default: those that this controller may use.
+    """
+
+    memory: str = field(default="", metadata={})
+    """Memory of this machine for its jobs, likewise, as ``200G``; leave some for the system. ``0``: it is not counted.
+    Default: the machine's whole memory.
     """
 
     sockets: Path | None = field(default=None, metadata={"flag": "--sockets"})
@@ -199,6 +217,11 @@ class Settings:
         return self.runs or (self.shared or self.data) / RUNS
 
     @property
+    def memory_bytes(self) -> int | None:
+        """The memory for jobs in bytes; 0: it is not counted; None: the machine's."""
+        return parse_bytes(self.memory) if self.memory else None
+
+    @property
     def archive_folder(self) -> Path:
         """The folder of the archives."""
         return self.archive or (self.shared or self.data) / ARCHIVE
@@ -300,6 +323,8 @@ def _check_value(name: str, value: str, origin: str) -> str:
         problem, hint = f"{name} {value[:20]!r} is no whole number", "write a number; 0 switches it off"
     elif name == "key_lifetime_days" and int(value) > LIFETIME_DAYS_MAX:
         problem, hint = f"{name} {value[:20]!r} is too long", f"write {LIFETIME_DAYS_MAX} at most, or 0: never"
+    elif name == "memory" and value and not _is_size(value):
+        problem, hint = f"memory {value[:20]!r} is no size", "write 200G or 512M; 0 switches it off"
     elif name == "database" and value and not _DATABASE.fullmatch(value):
         # Not shown: it may hold a password.
         problem, hint = "the database is no postgresql:// URL", "leave it out for SQLite in the data folder"
@@ -310,6 +335,14 @@ def _check_value(name: str, value: str, origin: str) -> str:
     else:
         return value
     raise MooringsError("config.invalid", f"{origin}: {problem}", hint=hint)
+
+
+def _is_size(text: str) -> bool:
+    try:
+        parse_bytes(text)
+    except MooringsError:
+        return False
+    return True
 
 
 def _is_path(text: str) -> bool:
@@ -331,6 +364,8 @@ def _settings(values: Mapping[str, str | int | bool], at: Path) -> Settings:
         sockets=paths.get("sockets"),
         archive=paths.get("archive"),
         local_runs=bool(values.get("local_runs", True)),
+        cpus=int(text["cpus"]) if "cpus" in text else None,
+        memory=text.get("memory", ""),
         advertise=text.get("advertise", "").rstrip("/"),
         host=text.get("host", "127.0.0.1"),
         port=int(text.get("port", "8090")),

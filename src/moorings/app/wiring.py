@@ -22,6 +22,7 @@ from moorings.controller.run_manager import RunManager
 from moorings.controller.service import Controller
 from moorings.core.model.devices import PoolName
 from moorings.core.model.errors import MooringsError
+from moorings.core.model.machine import machine_pool
 from moorings.core.model.policy import DEFAULT_POLICY, Policy, parse_policy
 from moorings.core.model.pools import PoolEntry, parse_pools
 from moorings.drivers.simulated.driver import SimulatedDriver
@@ -219,6 +220,7 @@ async def assemble(
     holder: str,
     url: str = "",
     local_runs: bool = True,
+    machine: Mapping[str, int] | None = None,
     sockets: Path | None = None,
     output_bytes_max: int = 0,
     key_lifetime_s: float = 0.0,
@@ -239,6 +241,7 @@ async def assemble(
         holder: this controller's name among those of the installation.
         url: its address for the others.
         local_runs: whether jobs run as processes of this machine.
+        machine: the CPUs and bytes of memory that it gives to its jobs; what is 0 or missing is not counted.
         sockets: of the root daemon that starts these as their people; None: they are this user's.
         output_bytes_max: the limit for all tasks' logs of one such job together; 0: no limit.
         key_lifetime_s: of new access keys without a given lifetime; 0: they never expire.
@@ -254,7 +257,10 @@ async def assemble(
         epoch = await asyncio.to_thread(
             begin_leading, store, mark.read(), mark.record_blocking, holder, clock.now(), url
         )
-        loop = TurnLoop(store, [entry.pool for entry in entries], policy, clock, epoch)
+        pools = [entry.pool for entry in entries]
+        if local_runs:
+            pools.append(machine_pool(machine or {}))
+        loop = TurnLoop(store, pools, policy, clock, epoch)
         undo.callback(loop.discard)
         installation = store.installation()
         hardware = DriverManager(

@@ -46,13 +46,15 @@ class TrialTimes:
 
 
 def trial_job(job: JobSpec) -> JobSpec:
-    """The job on one device a task, with a folder of checkpoints of its own."""
+    """The job on one device a task (if it needs any), with a folder of checkpoints of its own."""
     directory = job.checkpoint_directory
     wanted = job.accelerators
     return replace(
         job,
         name=f"{job.name[: 63 - len(TRIAL_SUFFIX)]}{TRIAL_SUFFIX}",
-        accelerators=Accelerators(wanted.kind, job.tasks, job.tasks, wanted.pool, wanted.resources),
+        accelerators=Accelerators(wanted.kind, job.tasks, job.tasks, wanted.pool, wanted.resources)
+        if job.needs_devices
+        else wanted,
         checkpoint_directory=f"{directory.rstrip('/')}{TRIAL_SUFFIX}" if directory is not None else None,
         preemptible=False,
     )

@@ -18,6 +18,7 @@ from moorings.core.guarantees.guarantee_map import build_pool_guarantees
 from moorings.core.model.claims import Claim
 from moorings.core.model.devices import DeviceState, PoolName
 from moorings.core.model.errors import MooringsError
+from moorings.core.model.machine import MACHINE_KIND
 from moorings.core.model.partitions import OPERATIONS, Partition, PartitionState
 from moorings.core.model.quantities import age_text, join_first
 from moorings.core.model.timestamps import DAY_S, Timestamp, seconds_between
@@ -149,7 +150,13 @@ def check_queue(fleet: Fleet) -> Finding:
     waiting = list(fleet.pending_claims())
     for claim in waiting:
         spec = claim.spec
-        shape = (spec.kind, spec.pool, spec.size, spec.gcds, tuple(sorted(spec.resources.items())))
+        shape = (
+            spec.kind,
+            spec.pool,
+            spec.size,
+            spec.gcds,
+            (*sorted(spec.resources.items()), None, *sorted(spec.machine.items())),
+        )
         if shape not in known:
             known[shape] = _why_never(fleet, claim)
         if known[shape]:
@@ -299,7 +306,7 @@ class Doctor:
         asked = asyncio.gather(
             self._writable(), self._log(), self._replication(), self._memory(), self._runs(now), self._keys(now)
         )
-        states = list(fleet.pools.values())
+        states = [state for state in fleet.pools.values() if state.pool.kind != MACHINE_KIND]
         findings = [
             check_laws(fleet),
             check_queue(fleet),

@@ -14,6 +14,7 @@ from moorings.controller.turn_record import VolatileState, parse_turn_event
 from moorings.core.model.claims import Claim
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.events import Event
+from moorings.core.model.machine import machine_pool
 from moorings.core.model.topology import Pool
 from moorings.core.placement.fleet import Fleet, FleetChanges
 from moorings.ports.store import EventRow, Seq
@@ -105,8 +106,9 @@ class Replay:
             )
         before = self.fleet
         devices = [device for state in before.pools.values() for device in state.out_of_service.values()]
+        machine = () if remembered.machine is None else (machine_pool(remembered.machine),)
         self.fleet = Fleet.load(
-            self.pools,
+            (*self.pools, *machine),
             self._claims(),
             sorted(before.partitions.values(), key=lambda p: p.id),
             devices,

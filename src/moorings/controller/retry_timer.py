@@ -11,7 +11,7 @@ from moorings.core.model.claims import ClaimId
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.timestamps import Timestamp, add_seconds, seconds_between
 from moorings.ports.clock import Clock, Ids
-from moorings.workloads.jobs import claim_spec_for
+from moorings.workloads.jobs import counted_claim_spec
 from moorings.workloads.run_turn import PauseRun, ResumeRun
 from moorings.workloads.runs import Run, RunId
 
@@ -77,7 +77,7 @@ class RetryTimer:
         try:
             job = (await asyncio.to_thread(self._loop.store.get_jobs, [ident])).get(ident)
             if job is not None:  # else the database was turned back; the next turn detects that
-                await self._loop.submit(ResumeRun(ident, ClaimId(self._ids.new("claim")), claim_spec_for(job)))
+                await self._loop.submit(ResumeRun(ident, ClaimId(self._ids.new("claim")), counted_claim_spec(job)))
                 return
         except MooringsError as error:
             log.warning("run.retry_failed", extra={"run": ident, "code": error.code, "detail": error.detail})

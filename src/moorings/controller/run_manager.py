@@ -16,7 +16,7 @@ from moorings.controller.driver_manager import DriverManager, partition_spec
 from moorings.controller.loop import CommittedChange, TurnLoop
 from moorings.controller.retry_timer import RetryTimer
 from moorings.core.model.access import RUN_OWNER_PREFIXES
-from moorings.core.model.bindings import NO_BINDING, NO_DEVICES_BINDING, Binding
+from moorings.core.model.bindings import NO_BINDING, Binding, no_devices_binding
 from moorings.core.model.claims import ClaimState, PartitionId
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.inputs import ReleaseClaim
@@ -147,7 +147,7 @@ class RunManager:
             return await self._submit(engine, run, NO_BINDING)
         claim = self._loop.fleet.claims.get(run.claim)
         if claim is not None and claim.state is ClaimState.READY and not claim.spec.size:  # it needs no devices
-            return await self._submit(engine, run, NO_DEVICES_BINDING)
+            return await self._submit(engine, run, no_devices_binding(run.job.tasks))
         partition = self._partition(run)
         if partition is None or partition.state is not PartitionState.ACTIVE:
             await self._clock.sleep(RETRY_S)

@@ -34,7 +34,7 @@ from moorings.workloads.appliance import (
     check_appliance_priority,
 )
 from moorings.workloads.checkpoints import RunCheckpoint
-from moorings.workloads.jobs import JobSpec, check_job, claim_spec_for, job_size_bytes
+from moorings.workloads.jobs import JobSpec, check_job, counted_claim_spec, job_size_bytes
 from moorings.workloads.run_turn import CancelRun, CreateRun, LabelRun, PauseRun, ResumeRun
 from moorings.workloads.runs import ENDED, Run, RunId, RunPause, RunState, own_checkpoints, resume_point, retry_delay_s
 
@@ -134,6 +134,7 @@ class RunService:
             body_bytes=job_size_bytes(job),
             resume_from=await self._resume_point(caller, job, resume, resume_from),
             spool_entry=spool_entry or "",
+            machine=counted_claim_spec(job).machine if claim is not None and within is None else {},
         )
         run = await self._loop.submit(given, use)
         assert isinstance(run, Run)
@@ -414,7 +415,7 @@ class RunService:
         if job is None:
             raise _unknown(run.id)
         claim = ClaimId(self._ids.new("claim"))
-        resumed = await self._loop.submit(ResumeRun(run.id, claim, claim_spec_for(job), caller.role, chosen))
+        resumed = await self._loop.submit(ResumeRun(run.id, claim, counted_claim_spec(job), caller.role, chosen))
         assert isinstance(resumed, Run)
         return await self._run_view(resumed)
 

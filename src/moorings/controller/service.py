@@ -59,6 +59,7 @@ from moorings.core.model.inputs import (
     ResumeDevice,
     YieldClaim,
 )
+from moorings.core.model.machine import MACHINE_KIND
 from moorings.core.model.partitions import Partition, PartitionState
 from moorings.core.model.reasons import Reason
 from moorings.core.model.serialization import to_plain_without_defaults
@@ -386,8 +387,9 @@ class Controller:
         return partition
 
     def list_pools(self) -> Sequence[PoolView]:
-        """Pools, in the order of the pools file."""
-        return [pool_view(self._loop.fleet, state) for state in self._loop.fleet.pools.values()]
+        """Pools, in the order of the pools file; the machine, which has no devices, is only found by its name."""
+        states = self._loop.fleet.pools.values()
+        return [pool_view(self._loop.fleet, state) for state in states if state.pool.kind != MACHINE_KIND]
 
     def get_pool(self, name: str) -> PoolView:
         """The pool with that name.

@@ -16,6 +16,7 @@ from moorings.core.model import inputs
 from moorings.core.model.devices import PoolName
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.events import Event, canonical_json
+from moorings.core.model.machine import MACHINE_KIND
 from moorings.core.model.policy import Policy
 from moorings.core.model.queue_reports import QueueReport
 from moorings.core.model.serialization import OMIT_IF_DEFAULT, from_plain, to_plain
@@ -74,6 +75,7 @@ class VolatileState:
         pools: as in the pools file, each as a text that identifies it.
         announced: the reports of other schedulers' queues.
         moved: when claims were asked to move, in the last hour.
+        machine: what the controller's machine gives to jobs, for they are settings; None: no job runs there.
     """
 
     foreign: Mapping[PoolName, Mapping[str, Block]]
@@ -83,20 +85,23 @@ class VolatileState:
     pools: tuple[str, ...] = ()
     announced: tuple[QueueReport, ...] = ()
     moved: tuple[Timestamp, ...] = field(default=(), metadata=OMIT_IF_DEFAULT)
+    machine: Mapping[str, int] | None = field(default=None, metadata=OMIT_IF_DEFAULT)
 
     @classmethod
     def of(cls, fleet: Fleet) -> VolatileState:
         """The state of a fleet that no record holds."""
         known = fleet.volatile_state()
-        pools = (state.pool for state in fleet.pools.values())
+        pools = [state.pool for state in fleet.pools.values()]
+        machine = next((pool for pool in pools if pool.kind == MACHINE_KIND), None)
         return cls(
             known.foreign,
             known.problems,
             known.reserved_blocks or (),
             fleet.last_arrival,
-            tuple(map(str, pools)),
+            tuple(str(pool) for pool in pools if pool is not machine),
             tuple(fleet.queue_reports.values()),
             fleet.move_times,
+            dict(machine.resources) if machine is not None else None,
         )
 
     def restore_to(self, fleet: Fleet) -> None:

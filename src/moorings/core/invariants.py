@@ -13,7 +13,7 @@ from moorings.core.model.backlog import Backlog
 from moorings.core.model.claims import Claim, ClaimState
 from moorings.core.model.partitions import PartitionState
 from moorings.core.model.topology import Block
-from moorings.core.placement.fleet import ONE_CLAIM, Fleet, PoolState
+from moorings.core.placement.fleet import ONE_CLAIM, Fleet, PoolState, held_amounts
 from moorings.core.placement.free_map import free_map_for
 from moorings.core.placement.pending_classes import ClassKey, QueueKey
 
@@ -137,9 +137,8 @@ def _resources(fleet: Fleet, state: PoolState) -> Iterator[Violation]:
     """Secondary resources are held only by claims."""
     held: dict[str, int] = {}
     for claim in fleet.claims.values():
-        if claim.pool == state.pool.name:
-            for name, amount in claim.spec.resources.items():
-                held[name] = held.get(name, 0) + amount
+        for name, amount in held_amounts(claim, state.pool).items():
+            held[name] = held.get(name, 0) + amount
     used = {name: amount for name, amount in state.used_resources.items() if amount}
     if used != {name: amount for name, amount in held.items() if amount}:
         yield Violation(

@@ -319,6 +319,7 @@ class ClaimBody:
     ended_at: str | None = None
     cell: str | None = None
     asked_until: str | None = None
+    machine: Mapping[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@
 
     [accelerators]
     kind = "ipu"
-    size = 4                      # devices of the whole job
+    size = 4                      # devices of the whole job; 0: a job without devices
     replicas = 2                  # model replicas of the whole job; default: one a task
     pool = "pod64"                # optional
 
@@ -45,11 +45,12 @@ import json
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from moorings.core.model.claims import TIME_LIMIT_S_MAX, CheckpointContract, ClaimSpec, check_spec
 from moorings.core.model.devices import PoolName
 from moorings.core.model.errors import MooringsError
+from moorings.core.model.machine import MACHINE_CPUS, MACHINE_KIND, MACHINE_MEMORY
 from moorings.core.model.quantities import parse_bytes, parse_duration_s
 from moorings.core.model.serialization import OMIT_IF_DEFAULT, to_plain
 from moorings.core.model.toml_table import TomlTable
@@ -74,7 +75,7 @@ class Accelerators:
     """What the job requests of a pool: devices in total, and model replicas in total (None: one a task).
 
     ``resources`` are secondary resources of the pool, in base units: ``memory`` of an appliance's management node, in
-    bytes. A job without devices (``size`` 0) requests only these.
+    bytes.
     """
 
     kind: str = "ipu"
@@ -86,7 +87,11 @@ class Accelerators:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What one task needs of its host, and the number of hosts of the job."""
+    """What one task needs of its host, and the number of hosts of the job.
+
+    One CPU a task is the default. A job with devices that names no more, and no memory, is not counted against the CPUs
+    of a machine: its tasks feed their devices.
+    """
 
     cpus: int = 1
     memory_bytes: int | None = None
@@ -137,6 +142,11 @@ class JobSpec:
         if checkpoint is None:
             return self.command
         return (*self.command, *(each.replace("{}", checkpoint) for each in self.resume_args))
+
+    @property
+    def needs_devices(self) -> bool:
+        """Whether it needs devices, or a part of the pool of an appliance; else only CPUs and memory."""
+        return bool(self.accelerators.size or self.accelerators.resources or self.appliance is not None)
 
     @property
     def command_line(self) -> str:
@@ -262,6 +272,8 @@ def claim_spec_for(job: JobSpec) -> ClaimSpec:
     Raises:
         MooringsError: the replicas do not divide over the tasks, or an error of ``core.claims.check_spec``.
     """
+    if not job.needs_devices:
+        return _claim_spec_without_devices(job)
     total = job.accelerators.replicas if job.accelerators.replicas is not None else job.tasks
     if total < 1 or total % job.tasks:
         raise MooringsError(
@@ -285,6 +297,50 @@ def claim_spec_for(job: JobSpec) -> ClaimSpec:
             lease_s=job.lease_s,
         )
     )
+
+
+def counted_claim_spec(job: JobSpec) -> ClaimSpec:
+    """``claim_spec_for`` a job on the controller's machine, whose CPUs and memory are counted.
+
+    Raises:
+        MooringsError: as for ``claim_spec_for``.
+    """
+    spec = claim_spec_for(job)
+    return replace(spec, machine=machine_amounts(job)) if job.needs_devices else spec
+
+
+def _claim_spec_without_devices(job: JobSpec) -> ClaimSpec:
+    accelerators = job.accelerators
+    if accelerators.pool is not None:
+        raise MooringsError("job.invalid", "a job without devices is in no pool", hint="leave its pool out")
+    if accelerators.replicas is not None:
+        raise MooringsError(
+            "claim.replicas_invalid", "a job without devices has no model replicas", hint="leave them out"
+        )
+    return check_spec(
+        ClaimSpec(
+            kind=MACHINE_KIND,
+            size=0,
+            resources=machine_amounts(job),
+            project=job.project,
+            priority=job.priority,
+            time_limit_s=job.time_limit_s,
+            preemptible=job.preemptible,
+            checkpoint=job.checkpoint,
+            lease_s=job.lease_s,
+        )
+    )
+
+
+def machine_amounts(job: JobSpec) -> dict[str, int]:
+    """The CPUs and the bytes of memory of all its tasks, for a machine that counts them; empty: it names none."""
+    wanted = job.resources
+    if job.needs_devices and wanted.cpus == 1 and wanted.memory_bytes is None:
+        return {}
+    found = {MACHINE_CPUS: wanted.cpus * job.tasks}
+    if wanted.memory_bytes is not None:
+        found[MACHINE_MEMORY] = wanted.memory_bytes * job.tasks
+    return found
 
 
 def parse_job(

@@ -48,6 +48,7 @@ class CreateRun:
     ``claim`` is None for an engine with its own scheduler: the run waits in that scheduler's queue. ``within``: the
     claim exists already, and stays after the run's end. ``body_bytes``: of the job, of which the log has only a part.
     ``resume_from``: a checkpoint of an earlier run, which its first attempt is given. ``spool_entry``: as in ``Run``.
+    ``machine``: with devices, what it needs of the controller's machine; the log has not all of a job.
     """
 
     id: RunId
@@ -60,6 +61,7 @@ class CreateRun:
     body_bytes: int = field(default=0, metadata=OMIT_IF_DEFAULT)
     resume_from: RunCheckpoint | None = field(default=None, metadata=OMIT_IF_DEFAULT)
     spool_entry: str = field(default="", metadata=OMIT_IF_DEFAULT)
+    machine: Mapping[str, int] = field(default_factory=dict, metadata=OMIT_IF_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,7 +377,7 @@ class RunTurn:
                 name=given.id,
                 owner=claim_owner(given.id, given.job),
                 subject=given.subject,
-                spec=claim_spec_for(given.job),
+                spec=replace(claim_spec_for(given.job), machine=given.machine),
                 role=given.role,
             )
         ]

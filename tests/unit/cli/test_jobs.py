@@ -7,6 +7,7 @@ import pytest
 
 from moorings.cli.commands.run import JobFlags, build_job, job_name_of
 from moorings.core.model.errors import MooringsError
+from moorings.workloads.jobs import Resources
 from tests.cases import cases
 
 ENVIRONMENT = {"PATH": "/bin", "HOME": "/home/ann", "TOKEN": "t"}
@@ -42,6 +43,11 @@ def test_a_command_alone():
     assert job.environment == {"PATH": "/bin"}
 
 
+def test_a_job_without_devices_has_one_cpu_if_it_names_none():
+    assert built(command=["x"], size=0).resources == Resources(cpus=1)
+    assert built(command=["x"], size=0, tasks=3, cpus=2, memory="1G").resources == Resources(2, 1 << 30)
+
+
 def test_a_file_alone(file):
     job = built(str(file))
     assert (job.name, job.tasks, job.time_limit_s, job.workdir) == ("digits", 2, 600.0, str(file.parent))
@@ -57,6 +63,8 @@ def test_flags_win_over_the_file(file):
         pool="p",
         tasks=4,
         replicas=8,
+        cpus=3,
+        memory="4G",
         time="2h",
         name="n",
         priority=3,
@@ -68,6 +76,7 @@ def test_flags_win_over_the_file(file):
     assert (job.name, job.tasks, job.priority, job.project) == ("n", 4, 3, "proj")
     assert (job.accelerators.size, job.accelerators.kind) == (16, "gpu")
     assert (job.accelerators.pool, job.accelerators.replicas) == ("p", 8)
+    assert job.resources == Resources(3, 4 << 30)
     assert job.time_limit_s == 7200.0
     assert job.environment == {"HOME": "/home/ann", "A": "2", "TOKEN": "t"}
     assert job.workdir == "/work/sub"
@@ -93,7 +102,10 @@ def test_the_project_of_the_configuration_is_for_commands(file):
     [
         ({"size": 4, "tasks": 3}, "claim.gcds_invalid"),
         ({"size": 4, "tasks": 2, "replicas": 3}, "claim.replicas_invalid"),
-        ({"size": 0}, "claim.size_invalid"),
+        ({"cpus": 0}, "job.invalid"),
+        ({"memory": "much"}, "size.invalid"),
+        ({"memory": "0"}, "job.invalid"),
+        ({"size": 0, "pool": "p"}, "job.invalid"),
         ({"size": -1}, "claim.size_invalid"),
         ({"tasks": 0}, "job.invalid"),
         ({"time": "soon"}, "duration.invalid"),

@@ -49,6 +49,7 @@ from moorings.core.model.inputs import (
     StrayPartitionFound,
     YieldClaim,
 )
+from moorings.core.model.machine import machine_pool
 from moorings.core.model.partitions import Partition, PartitionState
 from moorings.core.model.policy import DefragmentMode, Policy
 from moorings.core.model.pools import parse_pools
@@ -174,6 +175,7 @@ class Everything(Story):
             preemptible=True,
             checkpoint=CONTRACT,
             lease_s=600.0,
+            machine={"cpus": 2},
         )
         first = self._claim("all", whole, role=Role.USER, since=add_seconds(self._now, -HOUR_S))
         waits = self._claim("waits", ClaimSpec(kind="ipu", size=16, gcds=2), role=Role.ADMIN)
@@ -247,6 +249,7 @@ class Everything(Story):
             checkpoint=CONTRACT,
             lease_s=60.0,
             queue=QueueMode.NEVER,
+            machine={"cpus": 2},
         )
         jobs = tuple(QueuedJob(f"slurm/one/{at}/n", one, self._now) for at, one in enumerate((spec, whole), 7))
         told = QueueReport("slurm/one", "ipu", jobs, add_seconds(self._now, HOUR_S), "00112233445566aa", self._now)
@@ -375,6 +378,7 @@ class Everything(Story):
         self._settle()
         spec = claim_spec_for(works.job)
         whole = replace(claim_spec_for(self._whole_run("whole", works.claim or ClaimId("")).job), replicas_per_gcd=2)
+        whole = replace(whole, machine={"cpus": 2})
         refused = [  # of a run that is not paused, and in the log
             ResumeRun(never.id, ClaimId("claim-none"), replace(whole, queue=mode), role, replace(saved, rule=rule))
             for mode, role, rule in zip_longest(QueueMode, Role, CheckpointRule, fillvalue=None)
@@ -538,6 +542,7 @@ class Everything(Story):
             body_bytes=900,
             resume_from=CHECKPOINT,
             spool_entry="1000-0123456789abcdef0123456789abcdef",
+            machine={"cpus": 4},
         )
 
     def _partition_of(self, claim: ClaimId) -> Partition:
@@ -632,7 +637,7 @@ def held(events: Sequence[Event]) -> dict[str, object]:
 
 def told_today() -> Everything:
     """The story as this code tells it."""
-    story = Everything(entry.pool for entry in parse_pools(POOLS))
+    story = Everything((*(entry.pool for entry in parse_pools(POOLS)), machine_pool({"cpus": 64})))
     story.tell()
     return story
 

@@ -24,6 +24,7 @@ from moorings.workloads.jobs import (
     Resources,
     check_job,
     claim_spec_for,
+    counted_claim_spec,
     parse_job,
 )
 from tests.cases import cases
@@ -195,7 +196,7 @@ def test_an_unknown_key_is_told_with_those_that_are_known(text, told, known):
 @cases(
     ("numbers", "code", "line"),
     [
-        ("[accelerators]\nsize = 0\n", "claim.size_invalid", 3),
+        ("[accelerators]\nsize = 0\nreplicas = 2\n", "claim.replicas_invalid", 4),
         ("[accelerators]\nsize = -4\n", "claim.size_invalid", 3),
         ("[accelerators]\nsize = " + "9" * 60 + "\n", "claim.size_invalid", 3),
         ("tasks = 3\n[accelerators]\nsize = 4\n", "claim.gcds_invalid", 2),
@@ -356,6 +357,35 @@ def test_a_claim_asks_what_the_job_says():
     assert asked.preemptible
     assert (asked.kind, asked.pool, asked.project, asked.priority) == ("gpu", "hgx", "p", 3)
     assert (asked.time_limit_s, asked.checkpoint) == (60, contract)
+
+
+@cases(
+    ("text", "amounts"),
+    [
+        ("", {"cpus": 1}),
+        ("[resources]\ncpus = 3\n", {"cpus": 3}),
+        ("[resources]\nmemory = '1G'\n", {"cpus": 1, "memory": 1 << 30}),
+    ],
+)
+def test_a_job_without_devices_asks_for_cpus_and_memory_of_the_machine(text, amounts):
+    spec = claim_spec_for(parse(f"{COMMAND}tasks = 2\n[accelerators]\nsize = 0\n{text}"))
+    assert (spec.kind, spec.size, spec.gcds) == ("machine", 0, 1)
+    assert spec.resources == {name: 2 * amount for name, amount in amounts.items()}
+    assert not spec.machine
+
+
+def test_a_job_without_devices_is_in_no_pool():
+    told, hint = complaint(f"{COMMAND}[accelerators]\nsize = 0\npool = 'pod16'\n")
+    assert "pool" in told
+    assert hint
+
+
+def test_a_job_with_devices_is_counted_with_what_it_names():
+    assert counted_claim_spec(job(tasks=4, accelerators=Accelerators(size=8))).machine == {}
+    told = counted_claim_spec(job(tasks=4, accelerators=Accelerators(size=8), resources=Resources(cpus=2)))
+    assert told.machine == {"cpus": 8}
+    told = counted_claim_spec(job(accelerators=Accelerators(size=8), resources=Resources(memory_bytes=5)))
+    assert told.machine == {"cpus": 1, "memory": 5}
 
 
 @given(st.integers(-2, 70), st.integers(1, 20), st.none() | st.integers(-2, 70))

@@ -133,7 +133,7 @@ FIELDS: dict[tuple[str, str], tuple[str, str]] = {
     ("ApplianceShape", "kind"): ("`compile`, `execute`", "What it is for."),
     ("ApplianceShape", "workflow"): ("`wflow-` and 22 letters or digits", "What ties one person's jobs together."),
     ("AcceleratorsShape", "kind"): (_KIND, "Kind of accelerator."),
-    ("AcceleratorsShape", "size"): (_SIZE, "Devices of the whole job."),
+    ("AcceleratorsShape", "size"): (f"0 to {SIZE_MAX:,}", "Devices of the whole job; 0: only CPUs and memory."),
     ("AcceleratorsShape", "replicas"): (
         "a multiple of `tasks`",
         "Model replicas of the whole job; one a task if left out.",
@@ -141,10 +141,10 @@ FIELDS: dict[tuple[str, str], tuple[str, str]] = {
     ("AcceleratorsShape", "pool"): (_ANY_POOL, _POOL),
     ("AcceleratorsShape", "resources"): (
         "names and whole numbers",
-        "What else the pool has, in base units; with `size` 0 nothing but these.",
+        "What else the pool has, in base units.",
     ),
-    ("ResourcesShape", "cpus"): ("1 or more", "Processors of a task; not enforced on one machine."),
-    ("ResourcesShape", "memoryBytes"): ("1 or more", "Memory of a task; not enforced on one machine."),
+    ("ResourcesShape", "cpus"): ("1 or more", "Processors of a task; counted on one machine."),
+    ("ResourcesShape", "memoryBytes"): ("1 or more", "Memory of a task; counted on one machine."),
     ("ResourcesShape", "nodes"): ("1 on one machine", "Hosts of the job."),
     ("CheckpointShape", "resumable"): ("true or false", "Whether the job goes on from its checkpoint."),
     ("CheckpointShape", "warnSignal"): (

@@ -109,7 +109,10 @@ JOB: tuple[FileKey, ...] = (
         "`directory`. An exit of its own, running out of memory too, is a result and not retried.",
     ),
     FileKey("accelerators", "kind", "string", '"ipu"', "a pool's kind", "Kind of accelerator."),
-    FileKey("accelerators", "size", "integer", "1", f"1 to {SIZE_MAX:,}", "Devices of the whole job."),
+    FileKey(
+        *("accelerators", "size", "integer", "1", f"0 to {SIZE_MAX:,}"),
+        "Devices of the whole job. 0: none, only CPUs and memory.",
+    ),
     FileKey(
         "accelerators",
         "replicas",
@@ -119,8 +122,15 @@ JOB: tuple[FileKey, ...] = (
         "Model replicas of the whole job. Default: one a task.",
     ),
     FileKey("accelerators", "pool", "string", "", "a pool's name", "Only there. Default: any pool of the kind."),
-    FileKey("resources", "cpus", "integer", "1", "1 or more", "Processors of a task; not enforced on one machine."),
-    FileKey("resources", "memory", "size", "", "1 byte or more", "Memory of a task; not enforced on one machine."),
+    FileKey(
+        "resources",
+        "cpus",
+        "integer",
+        "1",
+        "1 or more",
+        "Processors of a task; [counted](../how-to/write-a-job-file.md#jobs-without-devices) on one machine.",
+    ),
+    FileKey("resources", "memory", "size", "", "1 byte or more", "Memory of a task; counted likewise."),
     FileKey("resources", "nodes", "integer", "1", "1 on one machine", "Hosts of the job."),
     FileKey("environment", "pass", "list of strings", '["PATH"]', "names", "Variables passed on from the submitter."),
     FileKey(

@@ -22,7 +22,7 @@ from moorings.client.jobs import job_shape
 from moorings.client.requests import ApiError
 from moorings.client.transport import socket_path
 from moorings.core.model.errors import MooringsError
-from moorings.core.model.quantities import parse_duration_s
+from moorings.core.model.quantities import parse_bytes, parse_duration_s
 from moorings.core.model.serialization import to_plain
 from moorings.terminal.context import CommandContext
 from moorings.terminal.errors import OutputClosed
@@ -30,7 +30,7 @@ from moorings.terminal.following import RunFollower, make_patience, run_end_text
 from moorings.terminal.interrupts import Interrupted, SignalsAsExceptions
 from moorings.terminal.progress import Progress
 from moorings.wire.shapes import RunBody, RunRequest
-from moorings.workloads.jobs import Accelerators, JobSpec, check_job, parse_job
+from moorings.workloads.jobs import Accelerators, JobSpec, Resources, check_job, parse_job
 from moorings.workloads.runs import RunState
 
 CANCEL_PATIENCE_S = 60.0
@@ -57,6 +57,7 @@ class RunCommand(MoorCommand):
         "moor run --ipus 4 -- python3 train.py --epochs 3",
         "moor run --ipus 16 -n 4 --time 2:00:00 --env HF_HOME -- python3 train.py",
         "moor run job.toml --ipus 8",
+        "moor run --size 0 --cpus 2 --memory 4G -- ./prepare.sh",
         "moor run --detach job.toml",
         "moor run --resume digits job.toml",
         "moor run --engine slurm job.toml",
@@ -64,10 +65,12 @@ class RunCommand(MoorCommand):
 )
 @click.argument("file", required=False, nargs=-1, type=click.Path())
 @click.option("--ipus", type=int, metavar="N", help="IPUs of the whole job; the same as --kind ipu --size N.")
-@click.option("--size", type=int, metavar="N", help="Devices of the whole job.")
+@click.option("--size", type=int, metavar="N", help="Devices of the whole job; 0: none, only CPUs and memory.")
 @click.option("--kind", metavar="KIND", help="Kind of accelerator (ipu).")
 @click.option("--pool", metavar="POOL", help="Only in this pool.", shell_complete=complete_names("pool"))
 @click.option("-n", "--ntasks", type=int, metavar="N", help="Processes; each gets one GCD of the partition (1).")
+@click.option("--cpus", type=int, metavar="N", help="CPUs of each task (1).")
+@click.option("--memory", metavar="SIZE", help="Memory of each task, as 4G or 500M.")
 @click.option("--num-replicas", type=int, metavar="N", help="Model replicas of the whole job (one a task).")
 @click.option(
     "--time", metavar="DURATION", help="Time limit, as 30m, 2:00:00, 1-12:00:00; bare: minutes, as Slurm has it (none)."
@@ -100,6 +103,8 @@ def run(
     kind: str | None,
     pool: str | None,
     ntasks: int | None,
+    cpus: int | None,
+    memory: str | None,
     num_replicas: int | None,
     time: str | None,
     name: str | None,
@@ -125,6 +130,8 @@ def run(
         kind="ipu" if ipus is not None else kind,
         pool=pool,
         tasks=ntasks,
+        cpus=cpus,
+        memory=memory,
         replicas=num_replicas,
         time=time,
         name=name,
@@ -273,6 +280,8 @@ class JobFlags:
     kind: str | None = None
     pool: str | None = None
     tasks: int | None = None
+    cpus: int | None = None
+    memory: str | None = None
     replicas: int | None = None
     time: str | None = None
     name: str | None = None
@@ -304,7 +313,7 @@ def build_job(
         project: the project of a command without a flag for it; a file names its own.
 
     Raises:
-        MooringsError: ``job.invalid``, ``claim.*``, ``duration.invalid``.
+        MooringsError: ``job.invalid``, ``claim.*``, ``duration.invalid``, ``size.invalid``.
     """
     if file is not None:
         job = read_job(folder / file, environment)
@@ -354,7 +363,7 @@ def job_name_of(command: Sequence[str]) -> str:
 
 
 def _with_flags(job: JobSpec, flags: JobFlags, environment: Mapping[str, str], folder: Path) -> JobSpec:
-    wanted = job.accelerators
+    wanted, needs = job.accelerators, job.resources
     return replace(
         job,
         name=flags.name if flags.name is not None else job.name,
@@ -364,6 +373,11 @@ def _with_flags(job: JobSpec, flags: JobFlags, environment: Mapping[str, str], f
             size=flags.size if flags.size is not None else wanted.size,
             replicas=flags.replicas if flags.replicas is not None else wanted.replicas,
             pool=flags.pool if flags.pool is not None else wanted.pool,
+        ),
+        resources=Resources(
+            flags.cpus if flags.cpus is not None else needs.cpus,
+            parse_bytes(flags.memory) if flags.memory is not None else needs.memory_bytes,
+            needs.nodes,
         ),
         time_limit_s=parse_duration_s(flags.time) if flags.time is not None else job.time_limit_s,
         priority=flags.priority if flags.priority is not None else job.priority,

@@ -14,8 +14,9 @@ from typing import Final
 
 from moorings.core.forecast.simulation import Simulation
 from moorings.core.model.claims import Claim, ClaimState
+from moorings.core.model.machine import MACHINE_KIND
 from moorings.core.model.policy import Policy
-from moorings.core.model.timestamps import SECOND, Timestamp
+from moorings.core.model.timestamps import SECOND, Timestamp, add_seconds
 from moorings.core.model.topology import Block
 from moorings.core.placement.fleet import Fleet, expected_release
 from moorings.core.placement.free_map import NO_RELEASE
@@ -118,6 +119,12 @@ def simulate_fleet(fleet: Fleet, policy: Policy, now: Timestamp) -> Simulation:
         if until <= now:  # it should have ended, or its devices are being freed
             until = Timestamp(now + SECOND) if claim.state is ClaimState.RELEASING else NO_RELEASE
         played.add_running(claim, holder_from_claim(claim, partition.pool, partition.block), until)
+    for claim in fleet.claims.values():
+        if claim.pool is not None and claim.spec.kind == MACHINE_KIND and claim.pool in fleet.pools:
+            limit_s, begun = claim.spec.time_limit_s, claim.ready_at
+            until = NO_RELEASE if limit_s is None or begun is None else add_seconds(begun, limit_s)
+            until = until if until > now else NO_RELEASE
+            played.add_running(claim, holder_from_claim(claim, claim.pool, Block(())), until)
     for claim in fleet.pending_claims():
         played.add_pending(claim)
     played.set_usage(fleet.usage)

@@ -18,7 +18,7 @@ from moorings.core.model.policy import DefragmentMode, Policy
 from moorings.core.model.projects import Projects, ProjectUsage, add_usage, usage_now
 from moorings.core.model.timestamps import HOUR_S, SECOND, Timestamp, add_seconds
 from moorings.core.model.topology import AnySubset, Block, Pool
-from moorings.core.placement.fleet import PoolState, add_amounts
+from moorings.core.placement.fleet import PoolState, add_resources
 from moorings.core.placement.free_map import NO_RELEASE, free_map_for
 from moorings.core.placement.pending_classes import (
     NO_LIMIT_S,
@@ -188,7 +188,8 @@ class Simulation:
         state = self.pools[tenant.pool]
         for part in state.free.free_within(tenant.block):
             state.free.allocate(part)
-        state.release_times.set_release(tenant.block, until)
+        if len(tenant.block):
+            state.release_times.set_release(tenant.block, until)
         job = _job_of(claim)
         self.courses[claim.id] = JobOutcome(job, started_s=0.0, pool=tenant.pool)
         self._claims[claim.id] = claim
@@ -369,14 +370,19 @@ class Simulation:
             state.release_times.set_release(
                 block, add_seconds(now, claim.spec.time_limit_s) if claim.spec.time_limit_s is not None else NO_RELEASE
             )
-        if claim.spec.resources:
-            add_amounts(state.used_resources, claim.spec.resources, 1)
+        self._count_resources(claim, pool, 1)
         job = course.job
         tenant = Holder(
             ident, pool, block, job.project, job.subject, job.priority, cell, job.preemptible, job.resumable,
             job.resumable, ready_at=now, checkpoint_at=NO_RELEASE, waited_s=waited_s(claim, now),
         )  # fmt: skip
         self._hold(tenant, ends, now)
+
+    def _count_resources(self, claim: Claim, pool: PoolName, sign: int) -> None:
+        if claim.spec.resources or claim.spec.machine:
+            held = replace(claim, pool=pool)
+            for state in self.pools.values():
+                add_resources(state.used_resources, state, held, sign)
 
     def _hold(self, tenant: Holder, ends: Timestamp, began: Timestamp) -> None:
         self._running[tenant.claim] = _Running(tenant, ends, began)
@@ -402,9 +408,7 @@ class Simulation:
         if len(tenant.block):
             state.free.release(tenant.block)
             state.release_times.set_release(tenant.block, FREE)
-        resources = self._claims[tenant.claim].spec.resources
-        if resources:
-            add_amounts(state.used_resources, resources, -1)
+        self._count_resources(self._claims[tenant.claim], tenant.pool, -1)
         del self._running[tenant.claim]
         self._fixed -= not tenant.is_movable
         self._staying -= not tenant.is_resumable

@@ -48,7 +48,11 @@ class Binding:
 
 
 NO_BINDING = Binding("", {}, ())  # of a run whose partition the engine's scheduler arranges
-NO_DEVICES_BINDING = Binding("", {}, (GcdBinding(0, ()),))  # of a run without devices: it is one task
+
+
+def no_devices_binding(tasks: int) -> Binding:
+    """The binding of a run without devices: its tasks have their numbers."""
+    return Binding("", {}, tuple(GcdBinding(rank, ()) for rank in range(tasks)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,6 +159,8 @@ class ClaimSpec:
         checkpoint: what its job promises.
         lease_s: the claim is released unless its owner renews it within this time; None: no lease.
         queue: wait, or be refused at once.
+        machine: with devices, what its job needs of the controller's machine (``core.model.machine``), in base units;
+            it is granted with the devices or not at all.
     """
 
     kind: str
@@ -174,6 +176,7 @@ class ClaimSpec:
     checkpoint: CheckpointContract = CheckpointContract()
     lease_s: float | None = None
     queue: QueueMode = QueueMode.WAIT
+    machine: Mapping[str, int] = field(default_factory=dict, metadata=OMIT_IF_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,7 +352,7 @@ def check_spec(spec: ClaimSpec) -> ClaimSpec:
             "claim.size_invalid", "size 0 asks for nothing", hint="ask for at least one device, or for resources"
         )
     _check_split(spec)
-    for name, amount in spec.resources.items():
+    for name, amount in (*spec.resources.items(), *spec.machine.items()):
         if not name or len(name) > NAME_CHARS_MAX or amount < 0:
             raise MooringsError("claim.invalid", f"resource {name[:48]!r}: {amount} is not allowed")
     if abs(spec.priority) > PRIORITY_MAX:
@@ -422,4 +425,5 @@ def claim_spec_payload(spec: ClaimSpec) -> dict[str, object]:
         "checkpoint": [contract.resumable, digested_warn_signal(contract), contract.warn_s, contract.grace_s],
         "lease_s": spec.lease_s,
         "queue": spec.queue,
+        **({"machine": dict(spec.machine)} if spec.machine else {}),
     }

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from moorings.core.model.devices import PoolName
 from moorings.core.model.errors import MooringsError
+from moorings.core.model.machine import MACHINE_KIND
 from moorings.core.model.quantities import parse_bytes
 from moorings.core.model.toml_table import TomlTable
 from moorings.core.model.topology import AnySubset, Block, Catalogue, Pool, PowerOfTwo, Topology
@@ -68,6 +69,8 @@ def _pool(table: TomlTable) -> PoolEntry:
     kind = table.text("kind")
     if not _KIND.fullmatch(kind):
         table.fail_at("kind", f"kind {kind[:48]!r} is not allowed", "use lower-case letters, digits and '-', as in ipu")
+    if MACHINE_KIND in (name, kind):
+        table.fail_at("name", "the pool 'machine' is this machine's CPUs and memory", "choose another name and kind")
     driver = table.text("driver")
     resources = _resources(table.table("resources"))
     topology = _topology(table.table("topology"))
@@ -112,6 +115,8 @@ def _power_of_two(table: TomlTable) -> Topology:
 
 def _any_subset(table: TomlTable) -> Topology:
     n_devices = table.integer("domains", 1) * table.integer("domain_size")
+    if n_devices < 1:
+        raise MooringsError("pools.invalid", f"{n_devices} devices are out of range")
     return AnySubset(n_devices, table.integer("max_block", n_devices))
 
 

@@ -185,6 +185,8 @@ class AnySubset:
     max_block: int
 
     def __post_init__(self) -> None:
+        if self.n_devices == self.max_block == 0:
+            return  # of a pool that offers only secondary resources
         if not 1 <= self.n_devices <= DEVICES_MAX:
             raise MooringsError("pools.invalid", f"{self.n_devices} devices are out of range")
         if not 1 <= self.max_block <= self.n_devices:

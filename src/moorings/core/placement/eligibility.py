@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from moorings.core.model.claims import ClaimSpec
 from moorings.core.model.devices import PoolName
 from moorings.core.model.errors import MooringsError
+from moorings.core.model.machine import MACHINE_KIND, machine_amount_text
 from moorings.core.model.quantities import amount_text
 from moorings.core.model.reasons import Reason
-from moorings.core.placement.fleet import PoolState
+from moorings.core.placement.fleet import PoolState, short_resource
 
 
 def eligible_pools(spec: ClaimSpec, pools: Mapping[PoolName, PoolState]) -> list[PoolState]:
@@ -22,6 +23,9 @@ def eligible_pools(spec: ClaimSpec, pools: Mapping[PoolName, PoolState]) -> list
         raise MooringsError(
             "pool.unknown", f"there is no pool {spec.pool!r}", hint=f"pools: {', '.join(pools) or 'none'}"
         )
+    for state in pools.values() if spec.machine else ():
+        if state.pool.kind == MACHINE_KIND and (miss := _too_little(spec.machine, state)) is not None:
+            raise MooringsError(miss.code, miss.message, hint=miss.hint)
     named = [pools[spec.pool]] if spec.pool is not None else list(pools.values())
     of_kind = [state for state in named if state.pool.kind == spec.kind]
     if not of_kind:
@@ -38,7 +42,8 @@ def eligible_pools(spec: ClaimSpec, pools: Mapping[PoolName, PoolState]) -> list
             misses.append((state, miss))
     if not able:
         state, miss = max(misses, key=lambda pair: pair[0].pool.topology.max_block)
-        raise MooringsError(miss.code, f"pool {state.pool.name}: {miss.message}", hint=miss.hint)
+        where = "" if state.pool.kind == MACHINE_KIND else f"pool {state.pool.name}: "
+        raise MooringsError(miss.code, f"{where}{miss.message}", hint=miss.hint)
     return able
 
 
@@ -48,9 +53,18 @@ def ineligible_reason(spec: ClaimSpec, state: PoolState) -> Reason | None:
         miss = state.pool.topology.ineligible_reason(spec.size, spec.gcds)
         if miss is not None:
             return miss
-    offered = dict(state.pool.resources)
-    for name, amount in sorted(spec.resources.items()):
-        if offered.get(name, 0) < amount:
-            has = amount_text(offered.get(name, 0))
-            return Reason("claim.too_large", f"{amount_text(amount)} of {name!r} is more than the {has} it has")
-    return None
+    return _too_little(spec.resources, state)
+
+
+def _too_little(wanted: Mapping[str, int], state: PoolState) -> Reason | None:
+    """Why a pool could not offer these secondary resources even if it were empty; None: it could."""
+    name = short_resource(state.pool, {}, dict(sorted(wanted.items())))
+    if name is None:
+        return None
+    has, amount = dict(state.pool.resources).get(name, 0), wanted[name]
+    if state.pool.kind == MACHINE_KIND:
+        text = (
+            f"{machine_amount_text(name, amount)} are more than the {amount_text(has)} that this machine has for jobs"
+        )
+        return Reason("claim.too_large", text, hint=f"ask for {amount_text(has)} or fewer for all tasks together")
+    return Reason("claim.too_large", f"{amount_text(amount)} of {name!r} is more than the {amount_text(has)} it has")

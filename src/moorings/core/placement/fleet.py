@@ -14,8 +14,9 @@ from heapq import heappop, heappush
 from typing import Final
 
 from moorings.core.model.backlog import Amount, Backlog
-from moorings.core.model.claims import Claim, ClaimId, ClaimState, PartitionId
+from moorings.core.model.claims import Claim, ClaimId, ClaimSpec, ClaimState, PartitionId
 from moorings.core.model.devices import Device, DeviceState, PoolName
+from moorings.core.model.machine import MACHINE_KIND
 from moorings.core.model.partitions import Partition, PartitionState
 from moorings.core.model.projects import Project, Projects, ProjectUsage
 from moorings.core.model.queue_reports import Offer, QueueReport
@@ -337,7 +338,7 @@ class Fleet:
         before = self.claims.get(claim.id)
         if before is not None:
             self._unindex(before)
-        if claim.spec.resources:
+        if claim.spec.resources or claim.spec.machine:
             for state in self.pools.values():
                 add_resources(state.used_resources, state, before, -1)
                 add_resources(state.used_resources, state, None if claim.is_ended else claim, 1)
@@ -380,16 +381,35 @@ class Fleet:
 
 def has_resources_left(pool: Pool, used: Mapping[str, int], wanted: Mapping[str, int]) -> bool:
     """Whether a pool of which ``used`` is held has the secondary resources ``wanted`` left."""
-    if not wanted:
-        return True
+    return not wanted or short_resource(pool, used, wanted) is None
+
+
+def short_resource(pool: Pool, used: Mapping[str, int], wanted: Mapping[str, int]) -> str | None:
+    """The first of the ``wanted`` resources that a pool of which ``used`` is held lacks; None: none.
+
+    A machine offers what it counts; of anything else it has enough.
+    """
     offered = dict(pool.resources)
-    return all(offered.get(name, 0) - used.get(name, 0) >= amount for name, amount in wanted.items())
+    lacks = (name for name, amount in wanted.items() if offered.get(name, 0) - used.get(name, 0) < amount)
+    return next((name for name in lacks if name in offered or pool.kind != MACHINE_KIND), None)
+
+
+def held_amounts(claim: Claim, pool: Pool) -> Mapping[str, int]:
+    """What a claim holds of a pool's secondary resources; of a machine also with devices of another pool."""
+    if claim.pool == pool.name:
+        return claim.spec.resources
+    return claim.spec.machine if claim.pool is not None and pool.kind == MACHINE_KIND else {}
+
+
+def machine_needs(spec: ClaimSpec) -> Mapping[str, int]:
+    """What a claim needs of the controller's machine."""
+    return spec.resources if spec.kind == MACHINE_KIND else spec.machine
 
 
 def add_resources(used: dict[str, int], state: PoolState, claim: Claim | None, sign: int) -> None:
     """Add (or take off, with -1) what a claim holds of a pool's secondary resources."""
-    if claim is not None and claim.pool == state.pool.name:
-        add_amounts(used, claim.spec.resources, sign)
+    if claim is not None:
+        add_amounts(used, held_amounts(claim, state.pool), sign)
 
 
 def add_amounts(used: dict[str, int], resources: Mapping[str, int], sign: int) -> None:

@@ -42,6 +42,8 @@ def class_key(claim: Claim, projects: Projects) -> ClassKey:
         subject = claim.user if projects.has_user_limit(spec.project) else ""
         payer = (spec.project, subject, spec.preemptible)
     resources = tuple(sorted(spec.resources.items())) if spec.resources else ()
+    if spec.machine:
+        resources += tuple((f"machine {name}", amount) for name, amount in sorted(spec.machine.items()))
     return (spec.kind, spec.pool, spec.size, spec.gcds, spec.queue), payer, resources
 
 

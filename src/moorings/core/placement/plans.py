@@ -215,7 +215,8 @@ class SchedulingSnapshot:
 
     def eligible_pools(self, spec: ClaimSpec) -> list[PoolState]:
         """``eligible_pools`` without the error: a pending claim's pool may have gone from the pools file."""
-        key = (spec.kind, spec.pool, spec.size, spec.gcds, tuple(spec.resources.items()) if spec.resources else ())
+        more = (*spec.resources.items(), None, *spec.machine.items()) if spec.resources or spec.machine else ()
+        key = (spec.kind, spec.pool, spec.size, spec.gcds, more)
         known = self.pools_by_request.get(key)
         if known is None:
             try:

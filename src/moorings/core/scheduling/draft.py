@@ -11,6 +11,7 @@ from moorings.core.guarantees.guarantee_use import GuaranteeUse
 from moorings.core.guarantees.survey import survey_holders
 from moorings.core.model.claims import Claim, ClaimSpec, ClaimState
 from moorings.core.model.devices import PoolName
+from moorings.core.model.machine import MACHINE_KIND
 from moorings.core.model.policy import Policy
 from moorings.core.model.timestamps import Timestamp, add_seconds
 from moorings.core.model.topology import Block
@@ -53,6 +54,7 @@ class PlanDraft:
         self._used = {
             name: dict(state.used_resources) for name, state in snapshot.pools.items() if state.used_resources
         }
+        self._machines = [state.pool for state in snapshot.pools.values() if state.pool.kind == MACHINE_KIND]
         self._free = {name: Savepoint(state.free) for name, state in snapshot.pools.items()}
         self._ends = {name: DeferredReleaseTimes(state.release_times) for name, state in snapshot.pools.items()}
 
@@ -64,12 +66,22 @@ class PlanDraft:
         """Whether a pool can be reached and has the secondary resources left."""
         if state.unreachable_reason:
             return False
+        if spec.machine and not all(
+            has_resources_left(pool, self._used.get(pool.name, {}), spec.machine) for pool in self._machines
+        ):
+            return False
         return not spec.resources or has_resources_left(state.pool, self._used.get(state.pool.name, {}), spec.resources)
 
     def use(self, spec: ClaimSpec, pool: PoolName, sign: int = 1) -> None:
         """Count the secondary resources of a claim as used (or not, with -1)."""
         if spec.resources:
             add_amounts(self._used.setdefault(pool, {}), spec.resources, sign)
+        self.use_machine(spec, sign)
+
+    def use_machine(self, spec: ClaimSpec, sign: int = 1) -> None:
+        """Count what a claim with devices needs of the machine as used (or not, with -1)."""
+        for machine in self._machines if spec.machine else ():
+            add_amounts(self._used.setdefault(machine.name, {}), spec.machine, sign)
 
     def grant(
         self,

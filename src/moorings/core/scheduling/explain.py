@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Final
@@ -13,6 +13,7 @@ from moorings.core.guarantees.project_limits import ProjectLimits
 from moorings.core.model.claims import Claim, ClaimId, ClaimSpec, external_job_name
 from moorings.core.model.devices import PoolName
 from moorings.core.model.errors import MooringsError
+from moorings.core.model.machine import MACHINE_KIND, machine_amount_text
 from moorings.core.model.policy import Policy
 from moorings.core.model.projects import Project
 from moorings.core.model.quantities import age_text, amount_text
@@ -20,7 +21,7 @@ from moorings.core.model.reasons import Reason
 from moorings.core.model.timestamps import Timestamp
 from moorings.core.model.topology import AnySubset, Block, Catalogue
 from moorings.core.placement.eligibility import eligible_pools
-from moorings.core.placement.fleet import Fleet, PoolState, ReservedBlock
+from moorings.core.placement.fleet import Fleet, PoolState, ReservedBlock, add_amounts, machine_needs, short_resource
 from moorings.core.placement.free_map import NO_RELEASE, savepoint
 from moorings.core.placement.plans import Holder, list_holders_of
 from moorings.core.scheduling.ageing import ageing_cutoff
@@ -65,7 +66,8 @@ def explain_wait(fleet: Fleet, claim: Claim, now: Timestamp, policy: Policy = _N
         reasons = [barred, *(reason for reason in reasons if reason.code != "queue.next_turn")]
     elif mine is None and by is not None:
         reasons[:0] = _behind_aged(fleet, claim, [state.pool.name for state in able], by, policy.ageing_s or 0.0)
-    if mine is not None:
+    lacks_machine = reasons[0] == _machine_reason(fleet, claim)  # its devices are free, or it needs none
+    if mine is not None and not (lacks_machine and not _holders(fleet, mine)):
         reasons.insert(0, _reservation_reason(fleet, mine, now))
     return WaitExplanation(position, tuple(reasons))
 
@@ -242,12 +244,17 @@ def _why(fleet: Fleet, claim: Claim, state: PoolState) -> Reason:
     wants = f"waits for {_devices(spec.size)} in {name}"
     if state.unreachable_reason:
         return unreachable_reason(state)
+    if state.pool.kind == MACHINE_KIND:
+        fits = "waits for CPUs of this machine: it fits and is granted in the next turn"
+        return _machine_reason(fleet, claim) or Reason("queue.next_turn", fits)
     rivals = [r for r in fleet.reserved_blocks if r.pool == name and r.claim != claim.id]
     ahead = next((r for r in rivals if len(r.block)), None) if spec.size else next(iter(rivals), None)
     if (short := _resource_shortage(state, spec)) is not None:
         return Reason("pool.resource_short", f"{wants}: {short}")
     if spec.size and state.free.find_block(spec.size) is None:
         return _fragmentation_reason(fleet, state, spec, wants, ahead)
+    if (machine := _machine_reason(fleet, claim)) is not None:
+        return machine
     if ahead is not None:
         until = ahead.until if 0 < ahead.until < NO_RELEASE else None
         kept = f"{wants}: what is free is kept for {_describe_first(fleet, ahead)}"
@@ -259,6 +266,37 @@ def _why(fleet: Fleet, claim: Claim, state: PoolState) -> Reason:
         wait = ", or wait" if _could_ever_be_lent(fleet, claim, state) else ""
         return Reason("project.guaranteed", lent, hint=f"let it be asked to yield (preemptible){wait}")
     return Reason("queue.next_turn", f"{wants}: it fits and is granted in the next turn")
+
+
+def _machine_reason(fleet: Fleet, claim: Claim) -> Reason | None:
+    """Why the machine does not serve a claim now: it is full, or keeps the rest for another; None: it could."""
+    wanted = machine_needs(claim.spec)
+    machine = next((state for state in fleet.pools.values() if state.pool.kind == MACHINE_KIND), None)
+    if machine is None or not wanted:
+        return None
+    offered, used = dict(machine.pool.resources), machine.used_resources
+    name = short_resource(machine.pool, used, wanted)
+    if name is not None:
+        left = amount_text(max(0, offered[name] - used.get(name, 0)))
+        return Reason(
+            "machine.full", f"{_wants_of_machine(name, wanted)}: {left} of {amount_text(offered[name])} are free"
+        )
+    kept = dict(used)
+    for rival in fleet.reserved_blocks:
+        keeper = fleet.claims.get(rival.claim)
+        if keeper is None or keeper.id == claim.id:
+            continue
+        add_amounts(kept, machine_needs(keeper.spec), 1)
+        name = short_resource(machine.pool, kept, wanted)
+        if name is not None:
+            first = f"{_claim_label(fleet, keeper.id)}, which comes first"
+            text = f"{_wants_of_machine(name, wanted)}: what is free is kept for {first}"
+            return Reason("queue.kept_for_other", text, (keeper.id,))
+    return None
+
+
+def _wants_of_machine(name: str, wanted: Mapping[str, int]) -> str:
+    return f"waits for {machine_amount_text(name, wanted[name])} of this machine"
 
 
 def _resource_shortage(state: PoolState, spec: ClaimSpec) -> str | None:
@@ -389,6 +427,8 @@ def list_start_options(fleet: Fleet, policy: Policy, now: Timestamp, claim: Clai
         able = [state for state in eligible_pools(claim.spec, fleet.pools) if not state.unreachable_reason]
     except MooringsError:
         return ()
+    if _machine_reason(fleet, claim) is not None:
+        return ()  # other devices would not help
     return (
         *_smaller(fleet, claim, able, ageing_cutoff(policy, now)),
         *_relocation_options(fleet, policy, now, claim, able),

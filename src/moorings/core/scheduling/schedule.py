@@ -302,6 +302,8 @@ class _QueuePass:
                 self._done[claim.id] = _VisitResult.ADMITTED
             elif not any(index in state.out_of_service for index in spot.block):
                 self.draft.promise(claim, state, spot.block, Timestamp(0))
+                if claim.state is ClaimState.PENDING:  # until then it still holds them
+                    self.draft.use_machine(claim.spec)
 
     def _relocate_for(self, claim: Claim, able: Sequence[PoolState]) -> bool:
         """Move other claims for it; in pools where it lets others pass, only after they had what is free."""

@@ -187,7 +187,7 @@ class TurnState:
         """The pool's secondary resources held by claims, as this turn sees them."""
         used = dict(state.used_resources)
         for claim, _ in self.changes.claims.values():
-            if claim.spec.resources:
+            if claim.spec.resources or claim.spec.machine:
                 before = self.fleet.claims.get(claim.id)
                 add_resources(used, state, before, -1)
                 add_resources(used, state, None if claim.is_ended else claim, 1)
