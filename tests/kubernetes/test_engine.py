@@ -28,6 +28,7 @@ from moorings.testing.engine_suite import (
     PATIENCE_S,
     READY,
     Command,
+    EngineRig,
     EngineSuite,
     SuitePrograms,
     error_of,
@@ -38,6 +39,7 @@ from moorings.testing.engine_suite import (
     wait_for_end,
     wait_for_output,
     wait_for_phase,
+    without_devices,
 )
 from moorings.workloads.jobs import Accelerators
 from moorings.workloads.runs import EndReason, RunPhase
@@ -156,7 +158,13 @@ def rig(site: Site, runner: Path) -> Iterator[KubernetesRig]:
 
 
 class TestKubernetesEngine(EngineSuite):
-    pass
+    async def test_a_job_without_devices_runs_with_several_tasks(self, rig: EngineRig) -> None:
+        """It does not: an IPUJob has at least one IPU."""
+        order = without_devices(make_order(rig.programs.exits(0), rig.workdir))
+        async with open_engine(rig) as engine:
+            with pytest.raises(MooringsError) as caught:
+                engine.check_job(order.job)
+        assert (caught.value.code, bool(caught.value.hint)) == ("engine.rejected", True)
 
 
 class Passing:

@@ -20,13 +20,13 @@ from dataclasses import replace
 from typing import Protocol
 from uuid import uuid4
 
-from moorings.core.model.bindings import Binding, GcdBinding
+from moorings.core.model.bindings import Binding, GcdBinding, no_devices_binding
 from moorings.core.model.claims import CheckpointContract
 from moorings.core.model.devices import PoolName, device_id
 from moorings.core.model.errors import MooringsError
 from moorings.ports.engine import Engine, RunSubmission
 from moorings.ports.store import Epoch
-from moorings.workloads.jobs import Accelerators, JobSpec
+from moorings.workloads.jobs import Accelerators, JobSpec, Resources
 from moorings.workloads.runs import EndReason, EndRecord, RunId, RunPhase, RunStatus
 
 PATIENCE_S = 60.0  # for expected events; no test asserts how long they take
@@ -134,6 +134,13 @@ def make_order(command: Command, workdir: str, *, tasks: int = 1, time_limit_s: 
 def with_contract(order: RunSubmission, *, warn_s: float = 0.0, grace_s: float = 600.0) -> RunSubmission:
     """The same with another checkpoint contract."""
     return replace(order, job=replace(order.job, checkpoint=CheckpointContract(warn_s=warn_s, grace_s=grace_s)))
+
+
+def without_devices(order: RunSubmission) -> RunSubmission:
+    """The same for a job that needs only CPUs and memory."""
+    resources = Resources(cpus=1, memory_bytes=64 << 20)
+    job = replace(order.job, accelerators=Accelerators(size=0), resources=resources)
+    return replace(order, job=job, binding=no_devices_binding(order.job.tasks))
 
 
 async def observe_run(engine: Engine, run: RunId) -> RunStatus:
@@ -259,6 +266,15 @@ class EngineSuite:
             assert await read_output(engine, named.run, follow=True) == f"MOORINGS_RUN_ID={named.run}\n".encode()
             await wait_for_end(engine, order.run)
             await wait_for_end(engine, named.run)
+
+    async def test_a_job_without_devices_runs_with_several_tasks(self, rig: EngineRig) -> None:
+        order = without_devices(make_order(rig.programs.prints_variable("RANK"), rig.workdir, tasks=3))
+        async with open_engine(rig) as engine:
+            assert not [one for one in engine.check_job(order.job) if "device" in one]
+            await engine.submit(order)
+            for rank in range(3):
+                assert await read_output(engine, order.run, task=rank, follow=True) == b"RANK=%d\n" % rank
+            assert (await wait_for_end(engine, order.run)).task_codes == (0, 0, 0)
 
     # -- exactly once
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -64,6 +65,28 @@ def test_the_job_file_means_the_same():
     assert told[-1] == "/shared/runs/run-1/0/batch.sh"
 
 
+def test_a_job_without_devices_names_no_ipus():
+    job: dict[str, Any] = {"accelerators": Accelerators(size=0), "resources": Resources(2, 4 << 30)}
+    check_job(order(tasks=3, preemptible=True, **job).job)
+    told = words(tasks=3, preemptible=True, **job)
+    assert {"--ntasks=3", "--cpus-per-task=2", "--mem-per-cpu=2048M", "--requeue"} <= set(told)
+    assert not [word for word in told if "ipu" in word]
+
+
+def test_the_tasks_of_a_job_without_devices_have_their_ranks(tmp_path):
+    """The variables come with the partition of a job with devices."""
+    given = order(tasks=2, command=("env",), workdir=str(tmp_path), accelerators=Accelerators(size=0))
+    for name in ("tasks", "logs"):
+        (tmp_path / name).mkdir()
+    for name, content in build_files(given, tmp_path, "true", tmp_path / "program").items():
+        (tmp_path / name).write_bytes(content)
+    told = {"SLURM_PROCID": "1", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_JOB_ID": "30007"}
+    variables = {**told, "SLURM_LAUNCH_NODE_IPADDR": "10.0.0.1", "PATH": os.environ["PATH"]}
+    subprocess.run(["/bin/sh", tmp_path / "task.sh", "0", "true"], env=variables, check=True)
+    printed = (tmp_path / "logs" / "1.log").read_text().splitlines()
+    assert {"RANK=1", "LOCAL_RANK=1", "WORLD_SIZE=2", "MASTER_ADDR=10.0.0.1", "MASTER_PORT=20007"} <= set(printed)
+
+
 def test_what_is_not_asked_for_is_slurms_own_default():
     told = [word.partition("=")[0] for word in words(checkpoint=CheckpointContract(resumable=False, warn_s=0.0))]
     left = {"--time", "--signal", "--nice", "--account", "--partition", "--qos", "--num-replicas", "--mem-per-cpu"}
@@ -80,7 +103,7 @@ def test_nothing_of_command_folder_and_variables_is_on_the_command_line():
     ("job", "named"),
     [
         ({"accelerators": Accelerators(kind="gpu")}, "gpu"),
-        ({"accelerators": Accelerators(size=0)}, "devices"),
+        ({"accelerators": Accelerators(size=0, resources={"memory": 1})}, "devices"),
         ({"accelerators": Accelerators(pool="pod16")}, "pool"),
         ({"priority": 1}, "priority"),
         ({"resources": Resources(nodes=2)}, "nodes"),

@@ -61,7 +61,8 @@ def check_job(job: JobSpec) -> None:
             f"IPUJobs have accelerators of kind ipu, and none of kind {job.accelerators.kind[:40]!r}", hint
         )
     if job.accelerators.size < 1:
-        raise rejected_error("a run on Kubernetes needs devices", "ask for some, or make a Job of it with kubectl")
+        hint = "use the engine local or slurm, or make a Job of it with kubectl"
+        raise rejected_error("a run on Kubernetes needs devices: an IPUJob has at least one IPU", hint)
     if job.accelerators.pool is not None:
         hint = "leave pool out of the job: the proxy takes the first that has room"
         raise rejected_error("a job on Kubernetes cannot choose a pool", hint)

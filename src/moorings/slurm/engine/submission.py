@@ -46,13 +46,13 @@ def check_job(job: JobSpec) -> None:
     Raises:
         MooringsError: ``engine.rejected``.
     """
-    if job.accelerators.kind != KIND:
+    if job.needs_devices and job.accelerators.kind != KIND:
         hint = "use the engine local for these, where the controller has a pool of them"
         raise rejected_error(
             f"Slurm has accelerators of kind {KIND}, and none of kind {job.accelerators.kind[:40]!r}", hint
         )
-    if job.accelerators.size < 1:
-        raise rejected_error("a run on Slurm needs devices", "ask for some, or give the job to sbatch")
+    if job.needs_devices and job.accelerators.size < 1:
+        raise rejected_error("a run on Slurm cannot ask for a part of a pool without its devices", "ask for some")
     if job.accelerators.pool is not None:
         raise rejected_error("a job on Slurm cannot choose a pool: its cluster has one", "leave pool out of the job")
     if job.priority > 0:
@@ -87,7 +87,7 @@ def describe_differences(job: JobSpec, place: SubmitTarget, user: str) -> tuple[
         )
     if job.priority < 0:
         differences.append(f"its priority {job.priority} is --nice={_nice(job)} in Slurm")
-    if job.preemptible and not job.checkpoint.resumable:
+    if job.preemptible and job.needs_devices and not job.checkpoint.resumable:
         differences.append(
             "it may be asked to make room, so Slurm may stop it, put it back into its queue and start it anew"
         )
@@ -126,10 +126,10 @@ def build_submit(order: RunSubmission, place: SubmitTarget, attempt: Path) -> li
         *("sbatch", "--parsable", "--export=ALL", "--input=/dev/null", "--chdir=/", "--open-mode=append"),
         *(f"--output={attempt}/job.log", f"--job-name={job.name}", f"--comment={comment_of(order.run, order.attempt)}"),
         *(f"--ntasks={job.tasks}", f"--cpus-per-task={job.resources.cpus}", f"--nodes={job.resources.nodes}"),
-        f"--ipus={job.accelerators.size}",
+        *((f"--ipus={job.accelerators.size}",) if job.needs_devices else ()),
         "--requeue" if contract.resumable or job.preemptible else "--no-requeue",
     ]
-    if job.preemptible:
+    if job.preemptible and job.needs_devices:
         words.append("--ipu-preemptible=B:USR1")  # the script warns the tasks
     if job.accelerators.replicas is not None:
         words.append(f"--num-replicas={job.accelerators.replicas}")
@@ -208,6 +208,7 @@ def build_files(order: RunSubmission, attempt: Path, python: str, program: Path)
     task = {
         "_moorings_attempt": str(attempt),
         "_moorings_program": str(program),
+        "_moorings_plain": "" if job.needs_devices else "yes",
     }
     watched = {}
     if job.checkpoint_directory is not None:

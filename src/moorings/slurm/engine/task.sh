@@ -1,4 +1,5 @@
-# One task of a run, after the lines that set: _moorings_attempt (its folder), _moorings_program. The arguments: how many
+# One task of a run, after the lines that set: _moorings_attempt (its folder), _moorings_program, _moorings_plain (empty:
+# the job has IPUs). The arguments: how many
 # times Slurm has restarted the job, and the Python for the program. Our names have a prefix, so that they collide with none of the job's variables.
 #
 # Its files: began.<restart> (of the first task to begin), tasks/<rank> (the exit code), tasks/<rank>.why (a sentence,
@@ -24,6 +25,12 @@ _moorings_refuse() { # exit code, sentence
 if [ "$SLURM_LOCALID" = 0 ]; then
     "$2" "$_moorings_program" hear "$_moorings_attempt" "$_moorings_restart" \
         < /dev/null > /dev/null 2>> "$_moorings_attempt/looks.log" &
+fi
+if [ -n "$_moorings_plain" ]; then # else they come with the partition
+    export RANK="$SLURM_PROCID" LOCAL_RANK="$SLURM_LOCALID" WORLD_SIZE="$SLURM_STEP_NUM_TASKS"
+    # The script, and with it srun, is on the node of the first task.
+    export MASTER_ADDR="$SLURM_LAUNCH_NODE_IPADDR" MASTER_PORT="$((20000 + SLURM_JOB_ID % 10000))"
+    export MOORINGS_PARTITION_ID='' MOORINGS_DEVICES=''
 fi
 . "$_moorings_attempt/environment" # exports the job's variables; the command becomes our arguments
 [ ! -e "$_moorings_attempt/resume.$_moorings_restart" ] || . "$_moorings_attempt/resume.$_moorings_restart"
