@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -121,6 +121,7 @@ async def running(
     clock: QuickClock | None = None,
     store: Store | None = None,
     policy: Policy | None = None,
+    machine: Mapping[str, int] | None = None,
 ) -> AsyncIterator[Rig]:
     """A controller over ``folder``; leaving the block is as sudden as a crash can be in one process."""
     clock = clock or QuickClock()
@@ -135,6 +136,7 @@ async def running(
         policy=policy or Policy(),
         clock=clock,
         holder="test",
+        machine=machine,
     )
     tasks = [asyncio.create_task(loop.serve()) for loop in (assembly.loop, assembly.hardware, assembly.running)]
     try:

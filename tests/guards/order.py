@@ -6,6 +6,7 @@ from tests.guards.guard import Guard
 
 TURN = "tests/unit/core/test_turn.py::"
 QUEUE = "tests/unit/core/test_queue.py::"
+MACHINE = "tests/unit/core/test_machine.py::"
 NEXT_UP = "tests/unit/core/test_next_up.py::"
 GATE = "tests/unit/slurm/test_gate.py::"
 WITHHELD = "tests/unit/slurm/test_withheld.py::"
@@ -180,6 +181,39 @@ ORDER = (
         cut="_VisitResult.ADMITTED if self.policy.reserve and self._reserve(claim, able) else _VisitResult.NO_DEVICES",
         put="_VisitResult.NO_DEVICES",
         tests=(f"{TURN}test_a_large_claim_is_not_starved_by_small_ones",),
+    ),
+    Guard(
+        law="7",
+        what="the first that must wait keeps the CPUs and memory that it needs",
+        file="core/scheduling/draft.py",
+        at="PlanDraft.reserve",
+        cut="self.use(spec, name)",
+        put="None",
+        tests=(
+            f"{MACHINE}test_small_jobs_do_not_starve_a_large_one",
+            f"{MACHINE}test_small_jobs_do_not_starve_one_with_devices",
+        ),
+    ),
+    Guard(
+        law="7",
+        what="what a claim with devices needs of the machine is counted, too",
+        file="core/scheduling/draft.py",
+        at="PlanDraft.use",
+        cut="self.use_machine(spec, sign)",
+        put="None",
+        tests=(
+            f"{MACHINE}test_small_jobs_do_not_starve_one_with_devices",
+            f"{MACHINE}test_two_grants_of_one_turn_share_the_machine",
+        ),
+    ),
+    Guard(
+        law="7",
+        what="devices are granted together with the CPUs beside them, or not at all",
+        file="core/scheduling/draft.py",
+        at="PlanDraft.is_usable",
+        cut="not self._has_machine_left(spec)",
+        put="False",
+        tests=(f"{MACHINE}test_devices_and_cpus_are_granted_together",),
     ),
     Guard(
         law="7",

@@ -22,6 +22,7 @@ from moorings.controller.rewind_recovery import CONTROLLER_NAME, REWIND_EVENT, p
 from moorings.core.forecast.simulation import SimulatedJob
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.events import Event, canonical_json
+from moorings.core.model.machine import MACHINE_KIND
 from moorings.core.model.policy import Policy
 from moorings.core.model.serialization import from_plain
 from moorings.core.model.timestamps import Timestamp, seconds_between
@@ -378,7 +379,8 @@ def last_policy(rows: Sequence[EventRow]) -> Policy:
 def build_trace(rows: Sequence[EventRow]) -> tuple[SimulatedJob, ...]:
     """The claims with a grant, as jobs: each runs for as long as it held devices.
 
-    A claim that held devices at the end of the last turn runs until then; rows after that are not decided again.
+    A claim that held devices at the end of the last turn runs until then; rows after that are not decided again. Jobs
+    without devices are left out: a trace knows only devices.
     """
     end = max((at for at, row in enumerate(rows, start=1) if row.event.name == _TURN), default=0)
     created: dict[str, tuple[Timestamp, dict[str, Any]]] = {}
@@ -402,7 +404,7 @@ def build_trace(rows: Sequence[EventRow]) -> tuple[SimulatedJob, ...]:
     return tuple(
         _job(claim, seconds_between(first, at), held_s[claim], data)
         for claim, (at, data) in created.items()
-        if claim in held_s
+        if claim in held_s and data["kind"] != MACHINE_KIND
     )
 
 

@@ -225,7 +225,9 @@ def wait_for_claim(
             reported = True
             progress.report(f"{name}: GRANTED {claim.pool} devices {claim.devices}")
         if has_reached(claim, until):
-            if until == "READY" and claim.state == ClaimState.READY:
+            if until == "READY" and claim.state == ClaimState.READY and claim.partition is None:
+                progress.report(f"{name}: GRANTED {claim.pool}, without devices")
+            elif until == "READY" and claim.state == ClaimState.READY:
                 progress.report(f"{name}: partition {claim.partition} ACTIVE{_after(claim)}")
             progress.clear()
             return claim

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from moorings.app import settings as module
+from moorings.app.machine import read_machine
 from moorings.app.settings import Settings, default_data, read_settings
 from moorings.core.model.errors import MooringsError
 
@@ -60,6 +62,25 @@ def test_a_flag_is_stronger_than_the_environment_than_the_file_than_the_default(
     arguments = config(line) + (["--log-level", flag] if flag is not None else [])
     environment = {"MOORINGS_LOG_LEVEL": variable} if variable is not None else {}
     assert read_settings(arguments, environment).log_level == chosen
+
+
+def test_jobs_get_the_machine_unless_less_is_said(config):
+    usual = read_machine(read_settings([], {"HOME": "/home/ann"}))
+    assert usual["cpus"] == len(os.sched_getaffinity(0))
+    meminfo = Path("/proc/meminfo").read_text().split()
+    assert usual["memory"] == int(meminfo[1]) * 1024
+    less = read_settings(config('cpus = 3\nmemory = "2G"'), {"HOME": "/home/ann"})
+    assert read_machine(less) == {"cpus": 3, "memory": 2 << 30}
+    none = read_settings(config('cpus = 0\nmemory = "0"'), {"HOME": "/home/ann"})
+    assert read_machine(none) == {"cpus": 0, "memory": 0}
+
+
+def test_a_wrong_size_of_the_machine_is_told(config):
+    for line in ('memory = "much"', "cpus = -1"):
+        with pytest.raises(MooringsError) as caught:
+            read_settings(config(line), {"HOME": "/home/ann"})
+        assert caught.value.code == "config.invalid"
+        assert line.split()[0] in caught.value.detail
 
 
 def test_the_data_folder_has_the_same_precedence(config):

@@ -367,6 +367,14 @@ def test_claims_that_held_something_are_a_trace():
     assert build_trace(lived().rows) == (first, second)
 
 
+def test_claims_without_devices_are_no_trace():
+    rows = [
+        replace(row, event=replace(row.event, data=row.event.data.replace('"kind":"ipu"', '"kind":"machine"')))
+        for row in lived().rows
+    ]
+    assert build_trace(rows) == ()
+
+
 def test_another_policy_is_tried_on_the_log(moor, tmp_path):
     code, out, err = moor("log.json", "--policy", "other.toml", "--out", "tried")
     assert (code, err.splitlines()[0]) == (0, "7 turns, all the same, byte for byte")

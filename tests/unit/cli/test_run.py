@@ -62,6 +62,20 @@ def test_a_run_from_its_wish_to_its_exit_code(waiting_run, moor):
     assert asked.headers["idempotency-key"]
 
 
+def test_a_run_without_devices_has_no_partition(waiting_run, moor):
+    ready = samples.claim("digits", state="READY", size=0, pool="machine", **samples.TIMES)
+    waiting_run.on("GET", "/v1/claims/claim-digits", body(ready))
+    waiting_run.on("GET", f"/v1/runs/{RUN}/logs", Reply(chunks=[b"one\n"]))
+    waiting_run.on("GET", f"/v1/runs/{RUN}", body(ended()))
+    code, _, err = moor("run", "--size", "0", "--cpus", "2", "--memory", "4G", "--", "./prepare.sh")
+    assert code == 0
+    assert f"{RUN}: GRANTED machine, without devices\n" in err
+    assert "partition" not in err
+    asked = waiting_run.asked("POST", "/v1/runs")[0].json["job"]
+    assert asked["accelerators"] == {"kind": "ipu", "size": 0}
+    assert asked["resources"] == {"cpus": 2, "memoryBytes": 4 << 30, "nodes": 1}
+
+
 def test_quiet_leaves_only_the_output(waiting_run, moor):
     waiting_run.on("GET", f"/v1/runs/{RUN}/logs", Reply(chunks=[b"[0] one\n"]))
     waiting_run.on("GET", f"/v1/runs/{RUN}", body(ended()))

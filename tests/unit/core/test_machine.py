@@ -102,6 +102,13 @@ def test_devices_and_cpus_are_granted_together(world):
     assert free_cpus(world) == 8
 
 
+def test_two_grants_of_one_turn_share_the_machine(world):
+    asked = [world.asks(4, owner=f"local/r{number}", machine={"cpus": 10}) for number in range(2)]
+    world.step(*asked)
+    states = [world.claim(one.id).state for one in asked]
+    assert states == [ClaimState.GRANTED, ClaimState.PENDING]
+
+
 def test_a_job_that_lacks_devices_holds_no_cpus(world):
     world.ready(16, gcds=2)
     waiting = devices(world, 4, 2)

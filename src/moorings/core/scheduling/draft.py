@@ -63,14 +63,15 @@ class PlanDraft:
         return self._ends[pool].flush()
 
     def is_usable(self, state: PoolState, spec: ClaimSpec) -> bool:
-        """Whether a pool can be reached and has the secondary resources left."""
-        if state.unreachable_reason:
-            return False
-        if spec.machine and not all(
-            has_resources_left(pool, self._used.get(pool.name, {}), spec.machine) for pool in self._machines
-        ):
+        """Whether a pool can be reached and it, and the machine, have the secondary resources left."""
+        if state.unreachable_reason or not self._has_machine_left(spec):
             return False
         return not spec.resources or has_resources_left(state.pool, self._used.get(state.pool.name, {}), spec.resources)
+
+    def _has_machine_left(self, spec: ClaimSpec) -> bool:
+        if not spec.machine:
+            return True
+        return all(has_resources_left(one, self._used.get(one.name, {}), spec.machine) for one in self._machines)
 
     def use(self, spec: ClaimSpec, pool: PoolName, sign: int = 1) -> None:
         """Count the secondary resources of a claim as used (or not, with -1)."""
