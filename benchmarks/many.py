@@ -2,7 +2,7 @@
 
 A machine with accounts of its own, in a mount namespace, with the root daemon and a controller without privileges;
 beside it a controller of one user's own, on the same pool. One job after the other on each: the time from the request
-until its command runs. Then short jobs of three people at once, with limits of CPUs and memory. Bound of the rate: the
+until its command runs. Then short jobs of three people at once, with limits of CPUs and tasks. Bound of the rate: the
 same jobs by the controller of one's own, where nobody becomes anybody and no cgroup is made.
 """
 
@@ -36,12 +36,12 @@ from moorings.client.jobs import job_shape
 from moorings.client.transport import Endpoint, Transport
 from moorings.core.model.serialization import to_plain
 from moorings.wire.shapes import RunRequest
-from moorings.workloads.jobs import Accelerators, JobSpec, Resources, check_job
+from moorings.workloads.jobs import Accelerators, JobSpec, check_job
 
 server, key, home, n, at_once = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5])
 job = check_job(JobSpec(
     name="short", command=("/bin/sh", "-c", "date +%s.%N"), workdir=home, environment={"PATH": "/usr/bin:/bin"},
-    accelerators=Accelerators(kind="ipu", size=1), resources=Resources(cpus=1, memory_bytes=1 << 28),
+    accelerators=Accelerators(kind="ipu", size=1),
 ))
 
 def run_one(_number):
@@ -92,7 +92,7 @@ def run() -> Report:
         anchors={"start_added_ms_p50": 30, "daemon_rss_mb": 25, "jobs_per_s": 50},
         notes=(
             f"from request to first line, p50 of {STARTS}: {_ms(starts)} ms, one's own {_ms(own_starts)}",
-            f"{len(PEOPLE)} people with {JOBS} jobs each, 8 at once, each with a limit of CPUs and memory",
+            f"{len(PEOPLE)} people with {JOBS} jobs each, 8 at once, each with a limit of CPUs and tasks",
             "bound of the rate: as many jobs by a controller of one's own",
         ),
     )

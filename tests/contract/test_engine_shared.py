@@ -14,7 +14,7 @@ import pytest
 
 from moorings.app.clock import SystemClock
 from moorings.app.maintenance import prune
-from moorings.core.model.bindings import NO_DEVICES_BINDING
+from moorings.core.model.bindings import no_devices_binding
 from moorings.core.model.serialization import to_plain
 from moorings.core.model.timestamps import add_seconds
 from moorings.local.shared_engine import SharedEngine
@@ -97,7 +97,7 @@ async def test_an_old_run_is_forgotten_here_and_by_the_daemon(tmp_path: Path) ->
     try:
         engine = await rig.open()
         job = JobSpec(name="short", command=("/bin/true",), workdir=rig.workdir, environment={"PATH": "/bin"})
-        order = RunSubmission(RunId("run-000000000old"), 0, job, NO_DEVICES_BINDING)
+        order = RunSubmission(RunId("run-000000000old"), 0, job, no_devices_binding(1))
         await engine.submit(order)
         runs, now = rig.folder / "controller", SystemClock().now()
         await until_async(lambda: has_ended(engine, order.run))

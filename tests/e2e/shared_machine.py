@@ -189,8 +189,11 @@ class SharedMachineRig:
 
     def processes_of(self, person: str) -> list[bytes]:
         """What runs as a person; nothing else on the machine of the tests has these numbers."""
-        uid = f"Uid:\t{PEOPLE[person]}\t".encode()
-        return [content.splitlines()[0] for _, content in every_process("status") if uid in content]
+        uid, found = f"Uid:\t{PEOPLE[person]}\t".encode(), []
+        for _, content in every_process("status"):
+            if uid in content and b"State:\tZ" not in content:  # what nobody has reaped yet has ended
+                found.append(content.splitlines()[0])
+        return found
 
     def cgroups(self) -> list[str]:
         """The cgroups of jobs."""

@@ -80,6 +80,14 @@ def test_root_and_those_without_an_account_have_no_jobs(machine: SharedMachineRi
     assert (refused.returncode, "root's jobs are not started here" in refused.stderr) == (4, True), refused.stderr
 
 
+def test_a_job_without_devices_has_its_limits(machine: SharedMachineRig) -> None:
+    done = machine.moor("bob", "run", "--size", "0", "-n", "2", "--", "id", "-u")
+    assert sorted(done.stdout.splitlines()) == ["[0] 61002", "[1] 61002"], done
+    hog = "import sys; x = bytearray(200 << 20); print('too far')"
+    done = machine.moor("bob", "run", "--size", "0", "--memory", "64M", "--", "/usr/bin/python3", "-c", hog)
+    assert (done.returncode, "it used more memory than it has" in done.stderr) == (137, True), done.stderr
+
+
 def test_what_is_left_of_a_job_ends_with_it(machine: SharedMachineRig) -> None:
     script = "setsid sh -c 'sleep 300 & sleep 300' & (setsid sleep 300 &) ; sleep 0.2; exit 3"
     done = machine.moor("bob", "run", "--ipus", "1", "--", "sh", "-c", script)
