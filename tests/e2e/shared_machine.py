@@ -19,7 +19,6 @@ from typing import Any
 
 from moorings.cli.processes import find_lock_holders
 from moorings.privileged.cgroups import MOUNTS, parse_mounts
-from moorings.privileged.trust import tree_fault
 from tests.procfs import every_process
 from tests.waiting import patient, until
 
@@ -57,17 +56,19 @@ def cannot_be_here() -> str:
     """Why there can be no such machine here; empty: it can."""
     if os.geteuid() != 0:
         return "accounts and a root daemon need root"
-    if fault := tree_fault(SOURCES):
-        return f"{fault}: the root daemon would not run it"
-    found = parse_mounts(MOUNTS.read_text())
-    for folder in (*found.controllers.values(), *([found.unified] if found.unified is not None else [])):
+    for path in SOURCES.rglob("*"):
+        found = path.lstat()
+        if found.st_uid != 0 or (found.st_mode & 0o022 and not path.is_symlink()):
+            return f"{path} is not root's alone: the root daemon would not run it"
+    mounts = parse_mounts(MOUNTS.read_text())
+    for folder in (*mounts.controllers.values(), *([mounts.unified] if mounts.unified is not None else [])):
         probe = folder / f"moorings-probe-{os.getpid()}"
         try:
             probe.mkdir()
             probe.rmdir()
         except OSError:
             return f"no cgroup can be made in {folder}"
-    if not found.controllers and found.unified is None:
+    if not mounts.controllers and mounts.unified is None:
         return "there are no cgroups"
     return ""
 

@@ -26,7 +26,6 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedMachineR
         made.close()
 
 
-@pytest.mark.smoke
 def test_people_run_jobs_as_themselves_side_by_side_and_need_no_key(machine: SharedMachineRig) -> None:
     script = 'id -u; echo "$MOORINGS_DEVICES" > devices; sleep 1; touch done'
     started = {name: machine.start(name, "run", "--ipus", "2", "--", "sh", "-c", script) for name in PEOPLE}

@@ -521,7 +521,7 @@ ORDER = (
         what="a request that no pool can ever serve is refused at once, with the nearest one",
         file="core/placement/eligibility.py",
         at="eligible_pools",
-        cut='MooringsError(miss.code, f"pool {state.pool.name}: {miss.message}", hint=miss.hint)',
+        cut='MooringsError(miss.code, f"{where}{miss.message}", hint=miss.hint)',
         put='MooringsError(miss.code, "no")',
         tests=(f"{TURN}test_what_no_pool_could_ever_serve_is_refused_at_once_with_a_hint",),
     ),

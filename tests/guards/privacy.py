@@ -377,7 +377,7 @@ PRIVACY = (
         what="a binding that was waited for is given only to a key that still counts",
         file="api/routes/claims.py",
         at="get_binding",
-        cut="await call.controller.authenticate(call.secret)",
+        cut="await call.authenticate()",
         put="",
         tests=("tests/unit/api/test_claims.py::test_whose_key_was_revoked_while_he_waited_gets_no_binding",),
     ),
