@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -109,6 +110,8 @@ def test_a_jobs_variables_make_its_supervisor_nothing_else(machine: SharedMachin
     for name in ("sitecustomize.py", "usercustomize.py"):
         (home / name).write_text("open('/home/eve/trapped', 'w')\n")
     (home / "trap.sh").write_text("echo > /home/eve/trapped\n")
+    for trap in home.iterdir():
+        os.chown(trap, PEOPLE["eve"], PEOPLE["eve"])
     words = ["--env", "PYTHONPATH=/home/eve", "--env", "PYTHONHOME=/home/eve", "--env", "LD_PRELOAD=/home/eve/x.so"]
     words += ["--env", "BASH_ENV=/home/eve/trap.sh", "--env", "ENV=/home/eve/trap.sh"]
     done = machine.moor("eve", "run", "--ipus", "1", *words, "--", "/bin/sh", "-c", "echo $PYTHONPATH")
