@@ -49,38 +49,44 @@ def withdraw(path: Path, entry: str) -> None:
 
 
 def _call(path: Path, request: Mapping[str, Any]) -> dict[str, Any]:
-    content = json.dumps(request).encode()
     for _ in range(BUSY_TRIES):
         try:
-            answer = _exchange(path, content)
-            if not answer:
-                time.sleep(BUSY_S)
-                continue
-            found = dict(json.loads(answer))
+            answer = exchange(path, request, ANSWER_S, ANSWER_BYTES_MAX)
+            found = dict(json.loads(answer)) if answer else None
+        except (BrokenPipeError, ConnectionResetError):  # closed before it was read
+            found = None
         except (OSError, ValueError) as error:
             hint = "is it running? The machine's admin starts it with 'moor up --system'"
             detail = f"this machine's root daemon cannot be asked at {path}: {format_cause(error)}"
             raise MooringsError("engine.unavailable", detail, hint=hint, retryable=True) from error
-        if "error" in found:
+        if found is None:
+            time.sleep(BUSY_S)
+        elif "error" in found:
             raise MooringsError("spool.refused", str(found.get("detail", "")), hint=str(found.get("hint", "")))
-        return found
+        else:
+            return found
     detail = "this machine's root daemon answers too many other requests of yours"
     raise MooringsError("engine.unavailable", detail, hint="try again in a moment", retryable=True)
 
 
-def _exchange(path: Path, content: bytes) -> bytes:
+def exchange(path: Path, request: Mapping[str, Any], within_s: float, bytes_max: int) -> bytes:
+    """The root daemon's answer to one request; empty: it closed the connection without one.
+
+    Args:
+        path: its socket: that of people, or the controller's.
+        request: as plain data.
+        within_s: for each step of the exchange.
+        bytes_max: of the answer; what comes after some more than that is left unread.
+
+    Raises:
+        OSError: it cannot be asked.
+    """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connected:
-        connected.settimeout(ANSWER_S)
+        connected.settimeout(within_s)
         connected.connect(str(path))
-        try:
-            connected.sendall(content)
-            connected.shutdown(socket.SHUT_WR)
-        except (BrokenPipeError, ConnectionResetError):
-            return b""
+        connected.sendall(json.dumps(request).encode())
+        connected.shutdown(socket.SHUT_WR)
         answer = b""
-        try:
-            while len(answer) <= ANSWER_BYTES_MAX and (part := connected.recv(1 << 16)):
-                answer += part
-        except ConnectionResetError:
-            return b""
+        while len(answer) <= bytes_max and (part := connected.recv(1 << 16)):
+            answer += part
         return answer

@@ -6,9 +6,9 @@ As in ``service``: form and caller are checked before anything is queued, and on
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 import logging
-import re
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import replace
 
@@ -26,6 +26,8 @@ from moorings.core.model.serialization import to_plain_without_defaults
 from moorings.ports.clock import Ids
 from moorings.ports.engine import Engine
 from moorings.ports.store import ApplianceJobQuery, IdempotencyRecord, PageQuery, Store
+from moorings.privileged.refusals import Refused
+from moorings.privileged.spool import entry_uid
 from moorings.workloads.appliance import (
     APPLIANCE_KIND,
     WORKFLOW_JOBS_MAX,
@@ -41,7 +43,6 @@ from moorings.workloads.runs import ENDED, Run, RunId, RunPause, RunState, own_c
 log = logging.getLogger("moorings.controller")
 
 _PAGE = 200
-_SPOOL_ENTRY = re.compile(r"[0-9]{1,10}-[0-9a-f]{32}")
 _PAUSED = ENDED | {RunState.PAUSED}
 RUNNING_STATES = (RunState.STARTING, RunState.RUNNING, RunState.YIELDING, RunState.STOPPING)
 
@@ -154,9 +155,10 @@ class RunService:
             return
         if engine not in self._handed_in:
             raise MooringsError("job.invalid", f"engine {engine} starts no job from a spool: leave spoolEntry out")
-        uid, _, _ = entry.partition("-")
-        if not _SPOOL_ENTRY.fullmatch(entry) or uid != str(caller.uid):
-            raise MooringsError("owner.denied", f"{entry[:80]!r} is no job that {caller.subject} has handed in")
+        with contextlib.suppress(Refused):
+            if entry_uid(entry) == caller.uid:
+                return
+        raise MooringsError("owner.denied", f"{entry[:80]!r} is no job that {caller.subject} has handed in")
 
     def _folder_notes(self, run: Run) -> tuple[str, ...]:
         """A note, if another run that has not ended saves into the same folder of checkpoints."""

@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import json
 import os
-import socket
 import stat
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from moorings.client.spool import exchange
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.serialization import from_plain, to_plain
 from moorings.core.model.timestamps import Timestamp, seconds_between
@@ -45,6 +45,7 @@ from moorings.local.supervisor import FORWARDED_SIGNAL_MAX, WAKEUP_SIGNAL, forwa
 from moorings.ports.clock import Clock
 from moorings.ports.engine import RunSubmission
 from moorings.ports.store import Epoch
+from moorings.privileged.spool import entry_uid
 from moorings.workloads.jobs import JobSpec
 from moorings.workloads.runs import CANNOT_START, SIGKILL_EXIT_CODE, EndReason, EndRecord, RunId, RunPhase, RunStatus
 
@@ -224,7 +225,7 @@ class SharedEngine:
         state = states.get(known.entry) if known is not None else None
         if known is None or state is None or state["state"] == "ABSENT" or state["attempt"] < known.attempt:
             return RunStatus(run, RunPhase.ABSENT, attempt=known.attempt if known is not None else 0)
-        person = int(known.entry.partition("-")[0])
+        person = entry_uid(known.entry)
         folder = SharedRunFolder(Path(state["folder"]))
         looked = read_record(folder.path)
         status = _read_person(folder.status, person, SupervisorStatus)
@@ -313,7 +314,7 @@ class SharedEngine:
         newest = answer["states"][0].get("folder")
         if newest is None:
             return
-        person = int(known.entry.partition("-")[0])
+        person = entry_uid(known.entry)
         logs = [
             PersonLog(path, prefix, person, complete=number < known.attempt)
             for number in range(known.attempt + 1)
@@ -352,15 +353,7 @@ class SharedEngine:
         Raises:
             OSError, ValueError: there is none.
         """
-        with socket.socket(socket.AF_UNIX) as connected:
-            connected.settimeout(ANSWER_S)
-            connected.connect(str(self._control))
-            connected.sendall(json.dumps(request).encode())
-            connected.shutdown(socket.SHUT_WR)
-            answer = b""
-            while len(answer) <= ANSWER_BYTES_MAX and (part := connected.recv(1 << 16)):
-                answer += part
-        return dict(json.loads(answer))
+        return dict(json.loads(exchange(self._control, request, ANSWER_S, ANSWER_BYTES_MAX)))
 
 
 class PersonLog(TaskLog):

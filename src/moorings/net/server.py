@@ -15,7 +15,6 @@ import contextlib
 import logging
 import socket
 import ssl
-import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +28,7 @@ from moorings.core.model.errors import MooringsError
 from moorings.net.limits import ConnectionLimit
 from moorings.net.problems import build_bad_request
 from moorings.net.tls import HANDSHAKE_FAILURE, format_tls_cause
+from moorings.privileged.peers import peer_uid
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -426,12 +426,6 @@ class Acceptor:
         )
         self._server.log.info("handshake.failed", extra={"client": client, "detail": detail, "untold": self._unlogged})
         self._quiet_until_s, self._unlogged = now_s + LOG_INTERVAL_S, 0
-
-
-def peer_uid(connected: socket.socket) -> int:
-    """The user whose process has connected a Unix socket (SO_PEERCRED, unix(7))."""
-    _, uid, _ = struct.unpack("iII", connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return int(uid)
 
 
 def listen(host: str, port: int, what: str, hint: str) -> socket.socket:

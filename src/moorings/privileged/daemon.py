@@ -16,7 +16,6 @@ import selectors
 import shutil
 import signal
 import socket
-import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,8 +36,9 @@ from moorings.privileged.attempts import (
 )
 from moorings.privileged.cgroups import TASKS_MAX, CgroupTree, JobCgroup, JobLimits
 from moorings.privileged.pam import open_session
+from moorings.privileged.peers import peer_uid
 from moorings.privileged.refusals import Refused
-from moorings.privileged.spool import JOB_BYTES_MAX, Spool, SpooledJob, check_entry
+from moorings.privileged.spool import JOB_BYTES_MAX, Spool, SpooledJob, check_entry, entry_uid
 
 log = logging.getLogger("moorings.privileged")
 
@@ -147,7 +147,7 @@ class RootDaemon:
 
     def _withdraw(self, uid: int, request: dict[str, Any]) -> dict[str, Any]:
         entry = check_entry(request["entry"])
-        if int(entry.partition("-")[0]) != uid:
+        if entry_uid(entry) != uid:
             raise Refused("entry.unknown", f"there is no entry {entry}")  # of this person
         if (self._jobs / entry).exists():
             raise Refused("attempt.live", "it was started", "cancel its run")
@@ -284,7 +284,7 @@ class RootDaemon:
         self._emptied = [self._cgroups.job(name) for name in self._cgroups.names() - lived]
 
     def _remove(self, folder: AttemptRecords) -> None:
-        self._removers[start_remover(int(folder.entry.partition("-")[0]), folder)] = folder
+        self._removers[start_remover(entry_uid(folder.entry), folder)] = folder
 
     def _watch(self, live: _Live) -> None:
         process = live.folder.process()
@@ -342,8 +342,7 @@ class RootDaemon:
 def _accept(listening: socket.socket) -> tuple[socket.socket, int]:
     """A connection, and whose it is."""
     connected, _ = listening.accept()
-    _, uid, _ = struct.unpack("iII", connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return connected, uid
+    return connected, peer_uid(connected)
 
 
 def _serve(connected: socket.socket, uid: int, operations: Mapping[object, Operation], within_s: float) -> None:

@@ -96,7 +96,16 @@ class Spool:
             fsync_folder(path.parent)
 
     def _path(self, entry: str) -> Path:
-        return self._folder / check_entry(entry).partition("-")[0] / entry
+        return self._folder / str(entry_uid(entry)) / entry
+
+
+def entry_uid(entry: object) -> int:
+    """The uid of who has handed in an entry, by its id.
+
+    Raises:
+        Refused: ``entry.invalid``.
+    """
+    return int(check_entry(entry).partition("-")[0])
 
 
 def check_entry(entry: object) -> str:
