@@ -101,9 +101,11 @@ async def test_an_old_run_is_forgotten_here_and_by_the_daemon(tmp_path: Path) ->
         await engine.submit(order)
         runs, now = rig.folder / "controller", SystemClock().now()
         await until_async(lambda: has_ended(engine, order.run))
+        spooled = rig.daemon.folder / "spool" / str(ANN) / rig.entry(order)
         assert prune(runs, now, (), engine.hold_ended) == [], "it ended later than that"
         later = add_seconds(SystemClock().now(), 1)
         assert prune(runs, later, {order.run}, engine.hold_ended) == []
+        assert spooled.exists(), "the daemon was not asked to forget it yet"
         await asyncio.to_thread(until, lambda: prune(runs, later, (), engine.hold_ended) == [order.run])
         assert (await engine.observe([order.run]))[0].phase is RunPhase.ABSENT
         entry = rig.entry(order)

@@ -214,7 +214,7 @@ class SharedMachineRig:
         return "".join(f"\n{path.relative_to(jobs)}: {path.read_text(errors='replace')[:1000]}" for path in paths)
 
     def _ours(self, name: str) -> list[tuple[int, bytes]]:
-        """The processes whose root is that of this machine."""
+        """The processes that live in this machine."""
         ours = Path(f"/proc/{self._init.pid}/ns/mnt").readlink()
         found = []
         for pid, content in every_process(name):

@@ -80,6 +80,14 @@ def test_root_and_those_without_an_account_have_no_jobs(machine: SharedMachineRi
     assert (refused.returncode, "root's jobs are not started here" in refused.stderr) == (4, True), refused.stderr
 
 
+def test_a_job_that_the_controller_refuses_is_taken_back(machine: SharedMachineRig) -> None:
+    spool = machine.root / "var/lib/moorings-jobs/spool" / str(PEOPLE["eve"])
+    before = set(spool.iterdir()) if spool.exists() else set()
+    for words in (["--pool", "nosuch"], ["--detach", "--ipus", "100000"]):
+        assert machine.moor("eve", "run", *words, "--", "id").returncode != 0
+    assert set(spool.iterdir()) == before
+
+
 def test_a_job_without_devices_has_its_limits(machine: SharedMachineRig) -> None:
     done = machine.moor("bob", "run", "--size", "0", "-n", "2", "--", "id", "-u")
     assert sorted(done.stdout.splitlines()) == ["[0] 61002", "[1] 61002"], done

@@ -226,7 +226,7 @@ def _run_and_follow(session: CommandContext, request: RunRequest, key: str) -> i
             ended = follower.follow(started)
         except Interrupted as stop:
             # The run may have been made while the response was on its way: the same key finds it.
-            return _cancel(client, progress, follower, stop, started or client.create_run(request, key))
+            return _cancel(client, progress, follower, stop, started or _create(session, request, key))
         except OutputClosed:
             assert started is not None
             client.cancel_run(started.id)

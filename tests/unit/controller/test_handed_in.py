@@ -1,0 +1,82 @@
+"""On a machine that people share a run is made only of what its own person has handed in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from moorings.app.clock import RandomIds, SystemClock
+from moorings.controller.loop import TurnLoop
+from moorings.controller.reasons import ReasonService
+from moorings.controller.run_service import RunService
+from moorings.core.model.access import Caller, Role
+from moorings.core.model.errors import MooringsError
+from moorings.local.engine import LocalEngine
+from moorings.ports.store import Store
+from moorings.workloads.jobs import JobSpec
+
+JOB = JobSpec(name="n", command=("true",), workdir="/")
+ANN = Caller("ann", Role.USER, "user/ann", "uid-61001", uid=61001)
+ANN_BY_KEY = Caller("ann", Role.USER, "user/ann", "k1")
+ROOT = Caller("root", Role.ADMIN, "", "uid-0", uid=0)
+TAIL = "0123456789abcdef" * 2
+
+
+class Nothing:
+    """A loop and a store that are not used: all is refused before."""
+
+    get_run = None
+
+    def subscribe(self, listener: object) -> None:
+        pass
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Callable[..., RunService]:
+    def make(*handed_in: str) -> RunService:
+        nothing = Nothing()
+        loop, store, reasons = cast("TurnLoop", nothing), cast("Store", nothing), cast("ReasonService", nothing)
+        return RunService(loop, store, {"local": LocalEngine(tmp_path, SystemClock())}, RandomIds(), reasons, handed_in)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("caller", "entry", "code"),
+    [
+        (ANN, None, "engine.rejected"),  # it was not handed in
+        (ANN, f"61002-{TAIL}", "owner.denied"),  # another's
+        (ANN, f"061001-{TAIL}", "owner.denied"),
+        (ANN, f"61001-{TAIL}/../61002-{TAIL}", "owner.denied"),
+        (ANN, f"61001-{TAIL}\n", "owner.denied"),
+        (ANN, "61001-", "owner.denied"),
+        (ANN, "", "owner.denied"),
+        (ANN_BY_KEY, f"61001-{TAIL}", "owner.denied"),  # a key says no uid
+        (ROOT, f"61001-{TAIL}", "owner.denied"),  # an admin starts nothing as somebody else
+    ],
+)
+def test_what_somebody_else_handed_in_starts_nothing(
+    serve: Callable[..., RunService], caller: Caller, entry: str | None, code: str
+) -> None:
+    with pytest.raises(MooringsError) as refused:
+        serve("local")._check_spool_entry(caller, "local", entry)
+    assert refused.value.code == code
+
+
+def test_ones_own_is_taken(serve: Callable[..., RunService]) -> None:
+    serve("local")._check_spool_entry(ANN, "local", f"61001-{TAIL}")
+
+
+def test_where_nothing_is_handed_in_an_entry_is_a_mistake(serve: Callable[..., RunService]) -> None:
+    with pytest.raises(MooringsError) as refused:
+        serve()._check_spool_entry(ANN, "local", f"61001-{TAIL}")
+    assert refused.value.code == "job.invalid"
+
+
+async def test_it_is_refused_before_there_is_a_run(serve: Callable[..., RunService]) -> None:
+    with pytest.raises(MooringsError) as refused:
+        await serve("local").create_run(ANN, JOB, spool_entry=f"61002-{TAIL}")
+    assert refused.value.code == "owner.denied"
