@@ -78,15 +78,16 @@ def _check_configuration(session: CommandContext) -> Iterator[Finding]:
         yield check_credentials(path, None, 0, 0)
     try:
         values = session.configuration
-        at = socket_path(values.text("server"))
-        secure, host, _ = parse_server(values.text("server")) if at is None else (False, "localhost", 0)
+        server = values.text("server")
+        address = parse_server(server) if socket_path(server) is None else None
     except MooringsError as error:
         yield failed_finding("configuration", error)
         return
     origin = values.values["server"].origin
-    yield Finding("configuration", PASS, f"server {values.text('server')} from {origin}")
-    if at is not None:
+    yield Finding("configuration", PASS, f"server {server} from {origin}")
+    if address is None:
         return
+    secure, host, _ = address
     yield check_transport(secure, host)
     if values.text("cert_file"):
         yield from _run_check("certificate.client", lambda: [_check_client_certificate(values)])

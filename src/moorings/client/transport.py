@@ -124,7 +124,7 @@ class Transport:
         self._trace = trace
         self._kept: http.client.HTTPConnection | None = None
         self._socket = socket_path(endpoint.server)
-        self._address = parse_server(endpoint.server) if self._socket is None else (False, "localhost", 0)
+        self._address = parse_server(endpoint.server) if self._socket is None else None
 
     def __enter__(self) -> Transport:
         return self
@@ -281,6 +281,7 @@ class Transport:
     def _connect(self) -> http.client.HTTPConnection:
         if self._socket is not None:
             return _LocalConnection(self._socket, timeout=self.endpoint.timeout_s)
+        assert self._address is not None
         secure, host, port = self._address
         if not secure:
             return _Connection(host, port, timeout=self.endpoint.timeout_s)
@@ -308,9 +309,9 @@ class Transport:
         problem = tls_problem(server, error, shown=self.endpoint.cert_file)
         if problem is not None:
             return problem
-        if isinstance(error, FileNotFoundError):
+        if self._socket is not None and isinstance(error, FileNotFoundError | ConnectionRefusedError):
             hint = "is the machine's controller running? Its admin starts it with 'moor up --system'"
-            return MooringsError("controller.unreachable", f"there is no {server}", hint=hint, retryable=True)
+            return MooringsError("controller.unreachable", f"nothing listens at {server}", hint=hint, retryable=True)
         if isinstance(error, ConnectionRefusedError):
             hint = "is it running? On this machine 'moor up' starts one; else name it with --server or MOORINGS_SERVER"
             return MooringsError("controller.unreachable", f"nothing listens at {server}", hint=hint, retryable=True)

@@ -14,6 +14,7 @@ from moorings.cli.errors import UsageErrorWithHint
 from moorings.client.requests import ApiError
 from moorings.core.model.errors import MooringsError
 from moorings.pki.files import client_certificate, client_key
+from moorings.privileged import places
 from moorings.terminal.configuration import (
     DEFAULT_CONTEXT,
     Configuration,
@@ -89,17 +90,15 @@ def up(
         raise UsageErrorWithHint(
             "--plain-http and --pki exclude each other", hint="with certificates leave --plain-http out"
         )
-    limit_s = parse_seconds(timeout)
-    shared = _begin_system(session, data, limit_s) if system else None
-    folder = Path(data).absolute() if data else data_folder(session.environment)
-    if shared is not None:
-        folder = shared.data
+    limit_s, folder = parse_seconds(timeout), _data_folder(session, data, system=system)
+    if system:
+        _begin_system(session, folder, limit_s)
     running = processes.find_running(folder)
     if running is not None:
         session.console.print_line(
             f"a controller already runs: {running.url} (process {running.pid}, data in {folder})"
         )
-        _report_access(session, running.url, shared)
+        _report_access(session, running.url, system=system)
         return 0
     port = next(number for number in (port, processes.last_port(folder), PORT) if number is not None)
     launch = processes.ControllerLaunch(
@@ -107,12 +106,12 @@ def up(
         host=host,
         port=port,
         pools=Path(pools).absolute() if pools else None,
-        credentials=credentials_file(session.environment).absolute() if shared is None else None,
+        credentials=credentials_file(session.environment).absolute() if not system else None,
         context=session.flags.get("context") or session.environment.get("MOORINGS_CONTEXT") or DEFAULT_CONTEXT,
         pki=Path(pki).expanduser().absolute() if pki else None,
         secure=secure,
         plain_http=plain_http,
-        sockets=shared.sockets if shared is not None else None,
+        sockets=places.SOCKETS if system else None,
     )
     _show_certificates(session, launch)
     progress = Progress(session.console)
@@ -120,28 +119,37 @@ def up(
     running = _start_and_wait(session, launch, limit_s)
     progress.clear()
     session.console.print_line(f"controller started: {running.url} (process {running.pid}, data in {folder})")
-    _report_access(session, running.url, shared)
+    _report_access(session, running.url, system=system)
     return 0
 
 
-def _begin_system(session: CommandContext, data: str | None, limit_s: float) -> machine.SharedMachine:
+def _data_folder(session: CommandContext, data: str | None, *, system: bool) -> Path:
+    """The data folder of the controller: the given one, else the machine's or this user's."""
+    if data:
+        return Path(data).absolute()
+    return places.DATA if system else data_folder(session.environment)
+
+
+def _begin_system(session: CommandContext, data: Path, limit_s: float) -> None:
     """Start the root daemon, and become the controller's user.
 
     Raises:
         MooringsError: ``auth.denied``, ``config.invalid``, ``wait.timeout``.
     """
     machine.check_root()
-    shared = machine.SharedMachine(data=Path(data).absolute()) if data else machine.SharedMachine()
-    machine.find_controller_user(shared)
-    pid = machine.start_daemon(shared, limit_s)
-    session.console.print_line(f"root daemon: process {pid}, jobs in {shared.jobs}")
-    machine.become_controller(shared)
+    machine.find_controller_user()
+    pid = machine.start_daemon(limit_s)
+    session.console.print_line(f"root daemon: process {pid}, jobs in {places.JOBS}")
+    _become_controller(session, data)
+
+
+def _become_controller(session: CommandContext, data: Path) -> None:
+    machine.become_controller(data)
     session.environment = os.environ
-    return shared
 
 
-def _report_access(session: CommandContext, url: str, shared: machine.SharedMachine | None) -> None:
-    if shared is None:
+def _report_access(session: CommandContext, url: str, *, system: bool) -> None:
+    if not system:
         _report_key(session, url)
     else:
         session.console.info(
@@ -161,9 +169,9 @@ def _report_access(session: CommandContext, url: str, shared: machine.SharedMach
 @click.pass_obj
 def down(session: CommandContext, *, data: str | None, system: bool, timeout: str) -> int:
     """Stop the controller on this machine."""
-    folder = Path(data).absolute() if data else data_folder(session.environment)
+    folder = _data_folder(session, data, system=system)
     if system:
-        folder = _end_daemon(session, data, parse_seconds(timeout))
+        _end_daemon(session, folder, parse_seconds(timeout))
     running = processes.find_running(folder) or _find_unannounced(folder)
     if running is None:
         session.console.print_line(f"no controller runs on {folder}")
@@ -185,19 +193,16 @@ def down(session: CommandContext, *, data: str | None, system: bool, timeout: st
     return 0
 
 
-def _end_daemon(session: CommandContext, data: str | None, limit_s: float) -> Path:
-    """Stop the root daemon, and become the controller's user; returns the controller's data folder.
+def _end_daemon(session: CommandContext, data: Path, limit_s: float) -> None:
+    """Stop the root daemon, and become the controller's user.
 
     Raises:
         MooringsError: ``auth.denied``, ``config.invalid``, ``wait.timeout``.
     """
     machine.check_root()
-    shared = machine.SharedMachine(data=Path(data).absolute()) if data else machine.SharedMachine()
-    pid = machine.stop_daemon(shared, limit_s)
+    pid = machine.stop_daemon(limit_s)
     session.console.print_line(f"root daemon stopped (process {pid})" if pid is not None else "no root daemon runs")
-    machine.become_controller(shared)
-    session.environment = os.environ
-    return shared.data
+    _become_controller(session, data)
 
 
 def _has_runs(session: CommandContext, url: str) -> bool | None:
