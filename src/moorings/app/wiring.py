@@ -200,7 +200,7 @@ def _may_be_in_use(data: Path, engine: Engine | None, runs: Path, partition: str
     """Whether a partition without a record may be in use: by a run of this machine, or since a restored backup.
 
     Raises:
-        OSError, ValueError, RecordUnreadableError: that is unknown.
+        OSError, ValueError, RecordUnreadableError, MooringsError: that is unknown.
     """
     if (data / PROTECT_FILE).exists() or partition in partitions_in_use(runs):
         return True

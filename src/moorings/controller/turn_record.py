@@ -16,7 +16,7 @@ from moorings.core.model import inputs
 from moorings.core.model.devices import PoolName
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.events import Event, canonical_json
-from moorings.core.model.machine import MACHINE_KIND
+from moorings.core.model.machine import MACHINE_POOL
 from moorings.core.model.policy import Policy
 from moorings.core.model.queue_reports import QueueReport
 from moorings.core.model.serialization import OMIT_IF_DEFAULT, from_plain, to_plain
@@ -91,17 +91,16 @@ class VolatileState:
     def of(cls, fleet: Fleet) -> VolatileState:
         """The state of a fleet that no record holds."""
         known = fleet.volatile_state()
-        pools = [state.pool for state in fleet.pools.values()]
-        machine = next((pool for pool in pools if pool.kind == MACHINE_KIND), None)
+        machine = fleet.pools.get(MACHINE_POOL)
         return cls(
             known.foreign,
             known.problems,
             known.reserved_blocks or (),
             fleet.last_arrival,
-            tuple(str(pool) for pool in pools if pool is not machine),
+            tuple(str(state.pool) for state in fleet.pools.values() if state is not machine),
             tuple(fleet.queue_reports.values()),
             fleet.move_times,
-            dict(machine.resources) if machine is not None else None,
+            dict(machine.pool.resources) if machine is not None else None,
         )
 
     def restore_to(self, fleet: Fleet) -> None:

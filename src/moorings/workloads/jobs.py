@@ -300,7 +300,7 @@ def claim_spec_for(job: JobSpec) -> ClaimSpec:
 
 
 def counted_claim_spec(job: JobSpec) -> ClaimSpec:
-    """``claim_spec_for`` a job on the controller's machine, whose CPUs and memory are counted.
+    """``claim_spec_for`` a job on the controller's machine, with the CPUs and memory that are counted there.
 
     Raises:
         MooringsError: as for ``claim_spec_for``.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from moorings.core.model.claims import ClaimSpec
 from moorings.core.model.devices import PoolName
 from moorings.core.model.errors import MooringsError
-from moorings.core.model.machine import MACHINE_KIND, machine_amount_text
+from moorings.core.model.machine import MACHINE_KIND, MACHINE_POOL, machine_amount_text
 from moorings.core.model.quantities import amount_text
 from moorings.core.model.reasons import Reason
 from moorings.core.placement.fleet import PoolState, short_resource
@@ -23,9 +23,9 @@ def eligible_pools(spec: ClaimSpec, pools: Mapping[PoolName, PoolState]) -> list
         raise MooringsError(
             "pool.unknown", f"there is no pool {spec.pool!r}", hint=f"pools: {', '.join(pools) or 'none'}"
         )
-    for state in pools.values() if spec.machine else ():
-        if state.pool.kind == MACHINE_KIND and (miss := _too_little(spec.machine, state)) is not None:
-            raise MooringsError(miss.code, miss.message, hint=miss.hint)
+    machine = pools.get(MACHINE_POOL)
+    if machine is not None and (miss := _too_little(spec.machine, machine)) is not None:
+        raise MooringsError(miss.code, miss.message, hint=miss.hint)
     named = [pools[spec.pool]] if spec.pool is not None else list(pools.values())
     of_kind = [state for state in named if state.pool.kind == spec.kind]
     if not of_kind:

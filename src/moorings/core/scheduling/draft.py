@@ -11,7 +11,7 @@ from moorings.core.guarantees.guarantee_use import GuaranteeUse
 from moorings.core.guarantees.survey import survey_holders
 from moorings.core.model.claims import Claim, ClaimSpec, ClaimState
 from moorings.core.model.devices import PoolName
-from moorings.core.model.machine import MACHINE_KIND
+from moorings.core.model.machine import MACHINE_POOL
 from moorings.core.model.policy import Policy
 from moorings.core.model.timestamps import Timestamp, add_seconds
 from moorings.core.model.topology import Block
@@ -54,7 +54,7 @@ class PlanDraft:
         self._used = {
             name: dict(state.used_resources) for name, state in snapshot.pools.items() if state.used_resources
         }
-        self._machines = [state.pool for state in snapshot.pools.values() if state.pool.kind == MACHINE_KIND]
+        self._machine = snapshot.pools.get(MACHINE_POOL)
         self._free = {name: Savepoint(state.free) for name, state in snapshot.pools.items()}
         self._ends = {name: DeferredReleaseTimes(state.release_times) for name, state in snapshot.pools.items()}
 
@@ -69,9 +69,9 @@ class PlanDraft:
         return not spec.resources or has_resources_left(state.pool, self._used.get(state.pool.name, {}), spec.resources)
 
     def _has_machine_left(self, spec: ClaimSpec) -> bool:
-        if not spec.machine:
+        if not spec.machine or self._machine is None:
             return True
-        return all(has_resources_left(one, self._used.get(one.name, {}), spec.machine) for one in self._machines)
+        return has_resources_left(self._machine.pool, self._used.get(MACHINE_POOL, {}), spec.machine)
 
     def use(self, spec: ClaimSpec, pool: PoolName, sign: int = 1) -> None:
         """Count the secondary resources of a claim as used (or not, with -1)."""
@@ -81,8 +81,8 @@ class PlanDraft:
 
     def use_machine(self, spec: ClaimSpec, sign: int = 1) -> None:
         """Count what a claim with devices needs of the machine as used (or not, with -1)."""
-        for machine in self._machines if spec.machine else ():
-            add_amounts(self._used.setdefault(machine.name, {}), spec.machine, sign)
+        if spec.machine and self._machine is not None:
+            add_amounts(self._used.setdefault(MACHINE_POOL, {}), spec.machine, sign)
 
     def grant(
         self,

@@ -13,7 +13,7 @@ from moorings.core.guarantees.project_limits import ProjectLimits
 from moorings.core.model.claims import Claim, ClaimId, ClaimSpec, external_job_name
 from moorings.core.model.devices import PoolName
 from moorings.core.model.errors import MooringsError
-from moorings.core.model.machine import MACHINE_KIND, machine_amount_text
+from moorings.core.model.machine import MACHINE_KIND, MACHINE_POOL, machine_amount_text
 from moorings.core.model.policy import Policy
 from moorings.core.model.projects import Project
 from moorings.core.model.quantities import age_text, amount_text
@@ -271,7 +271,7 @@ def _why(fleet: Fleet, claim: Claim, state: PoolState) -> Reason:
 def _machine_reason(fleet: Fleet, claim: Claim) -> Reason | None:
     """Why the machine does not serve a claim now: it is full, or keeps the rest for another; None: it could."""
     wanted = machine_needs(claim.spec)
-    machine = next((state for state in fleet.pools.values() if state.pool.kind == MACHINE_KIND), None)
+    machine = fleet.pools.get(MACHINE_POOL)
     if machine is None or not wanted:
         return None
     offered, used = dict(machine.pool.resources), machine.used_resources

@@ -1,6 +1,6 @@
 # One task of a run, after the lines that set: _moorings_attempt (its folder), _moorings_program, _moorings_plain (empty:
-# the job has IPUs). The arguments: how many
-# times Slurm has restarted the job, and the Python for the program. Our names have a prefix, so that they collide with none of the job's variables.
+# the job has IPUs). The arguments: how many times Slurm has restarted the job, and the Python for the program. Our names
+# have a prefix, so that they collide with none of the job's variables.
 #
 # Its files: began.<restart> (of the first task to begin), tasks/<rank> (the exit code), tasks/<rank>.why (a sentence,
 # if the command could not be started). Only shell builtins are used: PATH is the job's, or missing.
