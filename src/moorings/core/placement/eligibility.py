@@ -58,7 +58,8 @@ def ineligible_reason(spec: ClaimSpec, state: PoolState) -> Reason | None:
 
 def _too_little(wanted: Mapping[str, int], state: PoolState) -> Reason | None:
     """Why a pool could not offer these secondary resources even if it were empty; None: it could."""
-    name = short_resource(state.pool, {}, dict(sorted(wanted.items())))
+    # Most requests want none: looked at first, because a turn asks this of every class of waiting claims.
+    name = short_resource(state.pool, {}, dict(sorted(wanted.items()))) if wanted else None
     if name is None:
         return None
     has, amount = dict(state.pool.resources).get(name, 0), wanted[name]
