@@ -208,7 +208,8 @@ class RootDaemon:
         if record is not None:
             if request["name"] not in RECORDS or not isinstance(record, dict):
                 raise ValueError("name or record")
-            live.folder.save_request(request["name"], record)
+            if request["name"] != "cancel" or live.folder.record("cancel") is None:  # a first cancel's reason stays
+                live.folder.save_request(request["name"], record)
         if live.descriptor is not None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(live.descriptor, number)

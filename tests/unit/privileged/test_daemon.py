@@ -138,6 +138,19 @@ def test_a_request_waits_for_a_supervisor_that_does_not_listen_yet(rig: RootRig,
     assert rig.ended(entry)["code"] == 0
 
 
+def test_the_first_reason_for_a_cancel_stays(rig: RootRig) -> None:
+    """Also when the second comes before the supervisor has read it."""
+    entry = rig.spool(ANN, "while not os.path.exists('go on'): time.sleep(0.01)")
+    rig.begin(entry)
+    for name, why in (("cancel", "Ann"), ("cancel", "Bob"), ("yield", "first"), ("yield", "sooner")):
+        rig.control("ask", entry, name=name, record={"reason": why}, signal=signal.SIGRTMIN)
+    attempt = rig.folder / "jobs" / entry / "0"
+    said = [json.loads((attempt / f"{name}.json").read_text()) for name in ("cancel", "yield")]
+    assert said == [{"reason": "Ann"}, {"reason": "sooner"}]
+    rig.control("kill", entry)
+    rig.ended(entry)
+
+
 def test_a_killed_job_has_ended_when_nothing_is_left(rig: RootRig) -> None:
     entry = rig.spool(ANN, "time.sleep(3600)")
     rig.begin(entry)
