@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from moorings.core.model.errors import MooringsError
 from moorings.local import shared_engine
+from moorings.privileged import cgroups
 from moorings.testing.engine_suite import (
     make_order,
     observe_run,
@@ -210,6 +212,20 @@ async def test_a_person_whose_account_was_closed_is_told_why_nothing_started(rig
         await engine.submit(order)
         end = await wait_for_end(engine, order.run)
         assert (end.ending, end.exit_code, end.detail) == (EndReason.NOT_STARTED, 126, "ann-x is locked")
+
+
+async def test_a_limit_that_the_machine_cannot_set_rejects_the_run(
+    rig: SharedRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.daemon.kill()
+    monkeypatch.setattr(cgroups, "LIMITING", frozenset({"pids"}))
+    monkeypatch.setattr(cgroups, "_V1", frozenset({"pids", "freezer"}))
+    rig.daemon.start()
+    order = make_order(rig.programs.exits(0), rig.workdir)
+    async with open_engine(rig) as engine:
+        with pytest.raises(MooringsError, match="this machine cannot limit a job's use of cpu") as rejected:
+            await engine.submit(order)
+        assert rejected.value.code == "engine.rejected"
 
 
 async def test_a_daemon_that_is_away_makes_every_run_unknown_and_ends_none(rig: SharedRig) -> None:

@@ -57,7 +57,10 @@ DETAIL_CHARS_MAX = 500
 ENTRIES_MAX = 1000  # of one question for their state
 MARGIN_S = 30.0  # after which a supervisor that should have ended its job is killed
 YIELD_S_MIN = 2.0
-REJECTED = ("account.refused", "entry.used", "entry.unknown", "entry.invalid", "request.invalid")
+REJECTED = (
+    *("account.refused", "entry.used", "entry.unknown", "entry.invalid", "request.invalid"),
+    "limit.unavailable",
+)
 
 
 @dataclass(frozen=True, slots=True)

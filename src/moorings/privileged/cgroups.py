@@ -7,6 +7,7 @@ On cgroup v2, v1 and both at once (cgroups(7)): limits are set where their contr
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import time
@@ -14,11 +15,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from moorings.privileged.refusals import Refused
+
+log = logging.getLogger("moorings.privileged")
+
 MOUNTS = Path("/proc/self/mounts")
 PERIOD_US = 100_000  # of the CPU bandwidth, the kernel's default
 TASKS_MAX = 10_000  # of a job that names no number: a fork bomb ends there
 FREEZE_S, LOOK_S = 0.5, 0.002
-_V1 = ("memory", "pids", "cpu", "freezer")
+LIMITING = frozenset({"memory", "pids", "cpu"})  # controllers
+_V1 = LIMITING | {"freezer"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +40,30 @@ class JobLimits:
     cpus: float | None = None
     memory_bytes: int | None = None
     tasks: int = TASKS_MAX
+
+
+def parse_limits(given: object, limited: frozenset[str]) -> JobLimits:
+    """The limits that a start asks for.
+
+    Raises:
+        Refused: ``limit.unavailable``: one of them can be set by none of the controllers ``limited``.
+        ValueError, TypeError: they are none.
+    """
+    if not isinstance(given, dict):
+        raise TypeError("the limits are no object")
+    cpus, memory, tasks = (given.get(name) for name in ("cpus", "memoryBytes", "tasks"))
+    asked = {name for name, value in (("cpu", cpus), ("memory", memory), ("pids", tasks)) if value is not None}
+    limits = JobLimits(
+        cpus=None if cpus is None else float(cpus),
+        memory_bytes=None if memory is None else int(memory),
+        tasks=TASKS_MAX if tasks is None else min(int(tasks), TASKS_MAX),
+    )
+    if limits.tasks < 1 or not (limits.cpus is None or 0 < limits.cpus < 1 << 20) or (limits.memory_bytes or 1) < 1:
+        raise ValueError("limits")
+    if asked - limited:
+        detail = f"this machine cannot limit a job's use of {', '.join(sorted(asked - limited))}"
+        raise Refused("limit.unavailable", detail, "its admin enables these cgroup controllers for jobs")
+    return limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +102,10 @@ class CgroupTree:
         self._unified = hierarchies.unified / base if hierarchies.unified is not None else None
         self._v1 = {name: path / base for name, path in hierarchies.controllers.items()}
         self._kills = False
+        self.limited = LIMITING & set(self._v1)  # the controllers that limit jobs here
 
     def prepare(self) -> None:
-        """Make what all jobs share.
+        """Make what all jobs share; log which limits cannot be set.
 
         Raises:
             OSError: that failed, or there are no cgroups to hold a job.
@@ -84,20 +115,17 @@ class CgroupTree:
         if self._unified is not None:
             self._unified.mkdir(exist_ok=True)
             self._kills = (self._unified / "cgroup.kill").exists()
-            wanted = {"memory", "pids", "cpu"} & set((self._unified / "cgroup.controllers").read_text().split())
-            for name in wanted - set(self._v1):
-                (self._unified / "cgroup.subtree_control").write_text(f"+{name}")
+            given = set((self._unified / "cgroup.controllers").read_text().split())  # by the cgroup above
+            for name in sorted(given & LIMITING - self.limited):
+                with contextlib.suppress(OSError):  # a process is in it, say: what is not enabled is logged
+                    (self._unified / "cgroup.subtree_control").write_text(f"+{name}")
+                    self.limited |= {name}
+        if LIMITING - self.limited:
+            log.warning("limits.unavailable: %s", ", ".join(sorted(LIMITING - self.limited)))
         if not self._kills and "freezer" not in self._v1:
             raise OSError(
                 "neither cgroup.kill (Linux 5.14) nor the freezer of cgroup v1 is there: no job could be ended"
             )
-
-    def limited(self) -> frozenset[str]:
-        """The controllers that limit jobs here, of memory, pids and cpu."""
-        found = set(self._v1) - {"freezer"}
-        if self._unified is not None:
-            found |= set((self._unified / "cgroup.subtree_control").read_text().split())
-        return frozenset(found & {"memory", "pids", "cpu"})
 
     def job(self, name: str) -> JobCgroup:
         """The cgroup of a job; it need not exist."""

@@ -34,7 +34,7 @@ from moorings.privileged.attempts import (
     start_supervisor,
     start_ticks,
 )
-from moorings.privileged.cgroups import TASKS_MAX, CgroupTree, JobCgroup, JobLimits
+from moorings.privileged.cgroups import CgroupTree, JobCgroup, parse_limits
 from moorings.privileged.pam import open_session
 from moorings.privileged.peers import peer_uid
 from moorings.privileged.refusals import Refused
@@ -162,7 +162,7 @@ class RootDaemon:
             int(request["attempt"]),
             request["order"],
         )
-        limits, newest = _parse_limits(request["limits"]), self._newest(spooled.entry)
+        limits, newest = parse_limits(request["limits"], self._cgroups.limited), self._newest(spooled.entry)
         if not 0 <= number < 1 << 31 or not isinstance(order, dict):
             raise ValueError("attempt or order")
         if newest is not None and (newest.record("attempt") or {}).get("order", {}).get("run") != order.get("run"):
@@ -231,7 +231,8 @@ class RootDaemon:
         entries = request.get("entries", list(self._live))
         if not isinstance(entries, list) or len(entries) > ENTRIES_MAX:
             raise ValueError("entries")
-        return {"states": [self._state(check_entry(each)) for each in entries]}
+        states = [self._state(check_entry(each)) for each in entries]
+        return {"states": states, "limits": sorted(self._cgroups.limited)}
 
     def _state(self, entry: str) -> dict[str, Any]:
         newest = self._newest(entry)
@@ -373,15 +374,3 @@ def _answer(received: bytes, uid: int, operations: Mapping[object, Operation]) -
     except OSError as error:
         log.exception("request.failed")
         return Refused("daemon.failed", f"{error.strerror or error}", "the daemon's log has the rest").answer()
-
-
-def _parse_limits(given: object) -> JobLimits:
-    if not isinstance(given, dict):
-        raise TypeError("the limits are no object")
-    cpus, memory, tasks = given.get("cpus"), given.get("memoryBytes"), given.get("tasks", TASKS_MAX)
-    limits = JobLimits(
-        None if cpus is None else float(cpus), None if memory is None else int(memory), min(int(tasks), TASKS_MAX)
-    )
-    if limits.tasks < 1 or not (limits.cpus is None or 0 < limits.cpus < 1 << 20) or (limits.memory_bytes or 1) < 1:
-        raise ValueError("limits")
-    return limits

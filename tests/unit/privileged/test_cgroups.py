@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
 
-from moorings.privileged.cgroups import CgroupTree, Hierarchies, JobLimits, parse_mounts
+from moorings.privileged.cgroups import CgroupTree, Hierarchies, JobLimits, parse_limits, parse_mounts
+from moorings.privileged.refusals import Refused
+from tests.cases import cases
 
 V1 = """cgroup /sys/fs/cgroup/cpu,cpuacct cgroup rw,nosuid,cpu,cpuacct 0 0
 cgroup /sys/fs/cgroup/memory cgroup rw,memory 0 0
@@ -47,6 +50,37 @@ def test_limits_are_set_where_their_controllers_are(tmp_path: Path) -> None:
     assert found == {"pids.max": "100", "memory.max": "1073741824", "memory.swap.max": "0", "cpu.max": "150000 100000"}
     (folder / "memory.events").write_text("low 0\noom 2\noom_kill 1\n")
     assert tree.job("job").oom_kills() == 1
+
+
+def test_limits_that_cannot_be_set_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tree = unified(tmp_path, "cpu io")
+    tree.prepare()
+    assert tree.limited == {"cpu"}
+    assert [each.getMessage() for each in caplog.records] == ["limits.unavailable: memory, pids"]
+
+
+def test_a_controller_that_cannot_be_enabled_limits_nothing(tmp_path: Path) -> None:
+    tree = unified(tmp_path)
+    control = tmp_path / "moorings" / "cgroup.subtree_control"
+    control.unlink()
+    control.mkdir()  # as a file that takes no controller
+    tree.prepare()
+    assert tree.limited == frozenset()
+
+
+@cases(
+    ("given", "refused"),
+    [
+        ({}, ""),
+        ({"cpus": None, "memoryBytes": None}, ""),
+        ({"cpus": 1}, "cpu"),
+        ({"memoryBytes": 1, "tasks": 1}, "memory, pids"),
+    ],
+    ids=str,
+)
+def test_only_a_limit_that_was_asked_for_is_missed(given: dict[str, object], refused: str) -> None:
+    with pytest.raises(Refused, match=f"use of {refused}$") if refused else contextlib.nullcontext():
+        parse_limits(given, frozenset())
 
 
 def test_a_machine_where_no_job_could_be_ended_is_refused(tmp_path: Path) -> None:
