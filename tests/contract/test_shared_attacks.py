@@ -214,6 +214,17 @@ async def test_a_person_whose_account_was_closed_is_told_why_nothing_started(rig
         assert (end.ending, end.exit_code, end.detail) == (EndReason.NOT_STARTED, 126, "ann-x is locked")
 
 
+async def test_the_output_of_a_job_is_cut_at_its_limit(rig: SharedRig) -> None:
+    order = make_order(rig.programs.shell("head -c 100000 /dev/zero | tr '\\0' x; echo"), rig.workdir)
+    async with open_engine(rig) as engine:
+        engine._output_bytes_max = 8192  # type: ignore[attr-defined]
+        await engine.submit(order)
+        await wait_for_end(engine, order.run)
+        output = (await read_output(engine, order.run)).decode()
+        assert output.startswith("x" * 8192 + "\n[moorings: the output is cut here")
+        assert len(output) < 8300
+
+
 async def test_a_limit_that_the_machine_cannot_set_rejects_the_run(
     rig: SharedRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

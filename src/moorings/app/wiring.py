@@ -273,7 +273,7 @@ async def assemble(
         )
         engines: dict[str, Engine] = {}
         if local_runs and sockets is not None:
-            engines["local"] = SharedEngine(runs, sockets / places.CONTROL, clock)
+            engines["local"] = SharedEngine(runs, sockets / places.CONTROL, clock, output_bytes_max)
         elif local_runs:
             engines["local"] = LocalEngine(runs, clock, output_bytes_max)
         if slurm is not None:

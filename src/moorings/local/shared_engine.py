@@ -90,11 +90,13 @@ class SharedEngine:
         folder: of what the controller keeps of runs; made if missing.
         control: the daemon's socket.
         clock: the time.
+        output_bytes_max: maximum log size of all tasks of a run together; 0: no limit.
     """
 
-    def __init__(self, folder: Path, control: Path, clock: Clock) -> None:
+    def __init__(self, folder: Path, control: Path, clock: Clock, output_bytes_max: int = 0) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder, self._control, self._clock = folder, control, clock
+        self._output_bytes_max = output_bytes_max
         self._fence = FileFence(folder)
         self._known: dict[RunId, SharedRun] = {}
         self._kill_at_s: dict[tuple[RunId, int], float] = {}  # of an attempt, by time.monotonic
@@ -152,7 +154,8 @@ class SharedEngine:
                 "memoryBytes": memory * job.tasks if memory is not None else None,
             }
             request = {"op": "start", "entry": run.entry, "attempt": run.attempt}
-            answer = self._call_daemon(request | {"limits": limits, "order": order_to_send(order)})
+            sent = order_to_send(order, self._output_bytes_max)
+            answer = self._call_daemon(request | {"limits": limits, "order": sent})
         if answer.get("error") == "attempt.live":
             raise not_startable_error(order, "an earlier attempt has not ended")
         self._check(answer)

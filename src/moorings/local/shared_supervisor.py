@@ -65,9 +65,10 @@ class SharedRunFolder(LocalRunFolder):
         return None
 
 
-def order_to_send(order: RunSubmission) -> dict[str, Any]:
-    """An order as the controller sends it: without the job."""
+def order_to_send(order: RunSubmission, output_bytes_max: int = 0) -> dict[str, Any]:
+    """An order as the controller sends it: without the job, but with the limit of its output."""
     return {
+        "output_bytes_max": output_bytes_max,
         "run": order.run,
         "binding": to_plain(order.binding),
         "resume_from": order.resume_from,
@@ -130,13 +131,14 @@ def supervise(folder: SharedRunFolder, given: Mapping[str, Any]) -> None:
     """Run the job; return when its end is recorded."""
     try:
         order = parse_submission(given)
-    except (ValueError, TypeError, KeyError, MooringsError, RecordUnreadableError) as error:
+        output_bytes_max = int(given["order"].get("output_bytes_max", 0))
+    except (ValueError, TypeError, KeyError, OverflowError, MooringsError, RecordUnreadableError) as error:
         detail = f"the job could not be started: {error}"
         folder.save_end(
             AttemptEnd(int(given["attempt"]), EndRecord(EndReason.NOT_STARTED, CANNOT_START, detail=detail))
         )
         return
-    supervisor = Supervisor(folder, order)
+    supervisor = Supervisor(folder, order, max(output_bytes_max, 0))
     supervisor.start()
     supervisor.wait_for_tasks()
     supervisor.record_end()

@@ -30,7 +30,7 @@ from typing import Any, NoReturn
 
 from moorings.privileged.accounts import PersonAccount, groups_of
 from moorings.privileged.cgroups import JobCgroup
-from moorings.privileged.records import fsync_folder, read_record, write_record
+from moorings.privileged.records import fsync_folder, read_record, reserve_record, write_record
 
 PATH = "/usr/local/bin:/usr/bin:/bin"
 FILES = 1024  # that a job may have open, as a login
@@ -107,6 +107,7 @@ class AttemptRecords:
         self.run.chmod(0o2750)
         fsync_folder(self.path.parent)
         fsync_folder(self.path.parent.parent)
+        reserve_record(self.path / "end.json")
         write_record(self.path / "attempt.json", {"uid": uid, **order})
 
     def record(self, name: str) -> dict[str, Any] | None:

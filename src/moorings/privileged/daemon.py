@@ -37,6 +37,7 @@ from moorings.privileged.attempts import (
 from moorings.privileged.cgroups import CgroupTree, JobCgroup, parse_limits
 from moorings.privileged.pam import open_session
 from moorings.privileged.peers import peer_uid
+from moorings.privileged.records import is_nearly_full
 from moorings.privileged.refusals import Refused
 from moorings.privileged.spool import JOB_BYTES_MAX, Spool, SpooledJob, check_entry, entry_uid
 
@@ -171,6 +172,9 @@ class RootDaemon:
             return self._state(spooled.entry)
         if spooled.entry in self._live:
             raise Refused("attempt.live", f"attempt {self._live[spooled.entry].folder.number} has not ended")
+        if is_nearly_full(self._jobs):
+            log.warning("start.refused: the disk of %s is nearly full", self._jobs)
+            raise Refused("disk.full", "the disk of the jobs' records is nearly full", "ask the machine's admin")
         folder = AttemptRecords(self._jobs / spooled.entry / str(number))
         ordered = {"order": order, "limits": request["limits"], "at": time.time()}
         try:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from pathlib import Path
 from typing import Any
 
 RECORD_BYTES_MAX = 4 << 20
+RESERVED_BYTES = 4096
+FREE_BYTES_MIN = 64 << 20  # left on the disk, for the records of what runs
 
 
 def write_record(path: Path, record: dict[str, Any], *, mode: int = 0o600) -> None:
@@ -17,17 +18,39 @@ def write_record(path: Path, record: dict[str, Any], *, mode: int = 0o600) -> No
     Raises:
         OSError: that failed.
     """
-    draft = path.with_name(f".{path.name}.draft")
-    with contextlib.suppress(FileNotFoundError):
-        draft.unlink()
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    draft = _draft(path)
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     os.fchmod(descriptor, mode)
     with os.fdopen(descriptor, "wb") as file:
         file.write(json.dumps(record).encode())
+        file.truncate()  # it may have been reserved
         file.flush()
         os.fsync(file.fileno())
     draft.replace(path)
     fsync_folder(path.parent)
+
+
+def reserve_record(path: Path) -> None:
+    """Take the space of a small record now: it can be written when the disk is full.
+
+    Raises:
+        OSError: that failed.
+    """
+    descriptor = os.open(_draft(path), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(descriptor, 0, RESERVED_BYTES)
+    finally:
+        os.close(descriptor)
+
+
+def is_nearly_full(folder: Path) -> bool:
+    """Whether a folder's disk has no more room than what is kept for the records of what runs."""
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize < FREE_BYTES_MIN
+
+
+def _draft(path: Path) -> Path:
+    return path.with_name(f".{path.name}.draft")
 
 
 def read_record(path: Path) -> dict[str, Any] | None:

@@ -6,19 +6,18 @@ import json
 import os
 import re
 import secrets
-import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from moorings.privileged.accounts import PersonAccount
-from moorings.privileged.records import fsync_folder, read_record, write_record
+from moorings.privileged.records import fsync_folder, is_nearly_full, read_record, write_record
 from moorings.privileged.refusals import Refused
 
 JOB_BYTES_MAX = 1 << 20
 ENTRIES_MAX = 10_000  # of one person
-FREE_BYTES_MIN = 64 << 20  # left on the disk, for the records of what runs
+BYTES_MAX = 64 << 20  # of one person's entries together
 _ENTRY = re.compile(r"(0|[1-9][0-9]{0,9})-[0-9a-f]{32}")
 
 
@@ -46,6 +45,11 @@ class Spool:
         self._folder = folder
         folder.mkdir(mode=0o700, exist_ok=True)
 
+    def remove_drafts(self) -> None:
+        """Remove what was being taken in when a daemon, or the process that served a person, was killed."""
+        for draft in self._folder.glob("*/.*"):
+            draft.unlink()
+
     def add(self, account: PersonAccount, job: dict[str, Any]) -> str:
         """Take a job in; returns the entry's id once it is on disk.
 
@@ -53,17 +57,19 @@ class Spool:
             Refused: ``spool.too_large``, ``spool.full``.
             OSError: it cannot be saved.
         """
-        if len(json.dumps(job)) > JOB_BYTES_MAX:
+        length = len(json.dumps(job))
+        if length > JOB_BYTES_MAX:
             raise Refused("spool.too_large", f"the job has more than {JOB_BYTES_MAX} bytes", "put its input in files")
-        folder = self._folder / str(account.uid)
-        if folder.exists() and len(os.listdir(folder)) >= ENTRIES_MAX:  # noqa: PTH208 - names alone
-            detail = f"{account.name} has {ENTRIES_MAX} jobs here already"
-            raise Refused("spool.full", detail, "wait until some have ended")
-        if shutil.disk_usage(self._folder).free < FREE_BYTES_MIN:
+        if is_nearly_full(self._folder):
             raise Refused("spool.full", "the disk of the spool is full", "ask the machine's admin")
+        folder = self._folder / str(account.uid)
         if not folder.exists():
-            folder.mkdir(mode=0o700)
+            folder.mkdir(mode=0o700, exist_ok=True)
             fsync_folder(self._folder)
+        sizes = [each.stat().st_size for each in os.scandir(folder)]
+        if len(sizes) >= ENTRIES_MAX or sum(sizes) + length > BYTES_MAX:
+            detail = f"{account.name} has {len(sizes)} jobs of {sum(sizes)} bytes here already"
+            raise Refused("spool.full", detail, "wait until some have ended")
         entry = f"{account.uid}-{secrets.token_hex(16)}"
         write_record(folder / entry, {"uid": account.uid, "name": account.name, "at": time.time(), "job": job})
         return entry

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from moorings.privileged import records
 from moorings.privileged.attempts import boot_id, start_ticks
 from moorings.privileged.cgroups import CgroupTree, JobLimits
 from tests.unit.privileged.rig import ANN, BOB, CONTROLLER, NEEDS_ROOT, PYTHON, RootRig
@@ -36,12 +38,17 @@ exec(given["job"]["does"])
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Iterator[RootRig]:
-    script = tmp_path / "supervisor.py"
-    script.write_text(SUPERVISOR)
-    made = RootRig(tmp_path, f"moorings-test-{os.getpid()}", (str(PYTHON), "-I", "-S", str(script)))
-    made.start()
+    made = new_rig(tmp_path)
     yield made
     made.end()
+
+
+def new_rig(folder: Path) -> RootRig:
+    script = folder / "supervisor.py"
+    script.write_text(SUPERVISOR)
+    made = RootRig(folder, f"moorings-test-{os.getpid()}", (str(PYTHON), "-I", "-S", str(script)))
+    made.start()
+    return made
 
 
 def test_a_job_is_the_persons_and_nothing_of_root_is_left_in_it(rig: RootRig) -> None:
@@ -390,3 +397,45 @@ def test_a_start_that_fails_was_never_made(rig: RootRig) -> None:
     in_the_way.unlink()
     rig.begin(entry)
     assert rig.ended(entry)["code"] == 0
+
+
+def test_a_disk_that_is_nearly_full_starts_nothing(rig: RootRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = rig.spool(ANN, "pass")
+    rig.kill()
+    monkeypatch.setattr(records, "FREE_BYTES_MIN", 1 << 62)
+    rig.start()
+    assert rig.begin(entry)["error"] == "disk.full"
+    assert rig.state(entry)["state"] == "ABSENT"
+    assert rig.ask(ANN, "submit", {"op": "withdraw", "entry": entry})["state"] == "ABSENT"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of a few megabytes, of which root keeps nothing for itself."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m,mode=755", "none", str(disk)]
+    if subprocess.run(mount, check=False, capture_output=True).returncode != 0:
+        pytest.skip("nothing can be mounted here")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_job_that_fills_the_disk_ends_with_its_code(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fills = """
+with open("much", "wb", buffering=0) as file:
+    try:
+        while True: file.write(bytes(1024))
+    except OSError: pass
+sys.exit(9)
+"""
+    monkeypatch.setattr(records, "FREE_BYTES_MIN", 1)
+    rig = new_rig(small_disk)
+    try:
+        entry = rig.spool(ANN, fills)
+        rig.begin(entry)
+        assert rig.ended(entry)["code"] == 9
+        disk = os.statvfs(small_disk)
+        assert disk.f_bavail == 0, "else it shows nothing"
+    finally:
+        rig.end()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from moorings.privileged import records
 from moorings.privileged import spool as module
 from moorings.privileged.accounts import PersonAccount
 from moorings.privileged.refusals import Refused
@@ -41,8 +42,26 @@ def test_one_persons_full_spool_is_not_anothers(tmp_path: Path, monkeypatch: pyt
     assert refusal(spool, ANN, {"x": "y" * JOB_BYTES_MAX}) == "spool.too_large"
 
 
+def test_one_persons_bytes_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BYTES_MAX", 10_000)
+    spool = Spool(tmp_path / "spool")
+    entry = spool.add(ANN, {"x": "y" * 6000})
+    assert refusal(spool, ANN, {"x": "y" * 6000}) == "spool.full"
+    spool.add(BOB, {"x": "y" * 6000})
+    spool.remove(entry)
+    spool.add(ANN, {"x": "y" * 6000})
+
+
+def test_a_job_that_was_half_taken_in_is_removed(tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "spool")
+    entry = spool.add(ANN, {})
+    (tmp_path / "spool" / "1001" / f".{entry[:-1]}0.draft").touch()
+    spool.remove_drafts()
+    assert [path.name for path in (tmp_path / "spool" / "1001").iterdir()] == [entry]
+
+
 def test_a_disk_that_is_nearly_full_takes_no_more_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "FREE_BYTES_MIN", 1 << 62)
+    monkeypatch.setattr(records, "FREE_BYTES_MIN", 1 << 62)
     assert refusal(Spool(tmp_path / "spool"), ANN, {}) == "spool.full"
 
 
