@@ -18,7 +18,7 @@ from moorings.privileged import places
 
 ANSWER_S = 30.0
 ANSWER_BYTES_MAX = 1 << 20
-BUSY_TRIES, BUSY_S = 20, 0.25  # the daemon closes what is too much of one person at once
+BUSY_TRIES, BUSY_S = 20, 0.25  # the daemon refuses or closes what is too much of one person at once
 
 
 def submit_socket(api_socket: str) -> Path:
@@ -59,7 +59,7 @@ def _call(path: Path, request: Mapping[str, Any]) -> dict[str, Any]:
             hint = "is it running? The machine's admin starts it with 'moor up --system'"
             detail = f"this machine's root daemon cannot be asked at {path}: {format_cause(error)}"
             raise MooringsError("engine.unavailable", detail, hint=hint, retryable=True) from error
-        if found is None:
+        if found is None or found.get("error") == "daemon.busy":
             time.sleep(BUSY_S)
         elif "error" in found:
             raise MooringsError("spool.refused", str(found.get("detail", "")), hint=str(found.get("hint", "")))

@@ -19,7 +19,6 @@ import errno
 import json
 import os
 import resource
-import shutil
 import signal
 import sys
 import time
@@ -37,7 +36,6 @@ FILES = 1024  # that a job may have open, as a login
 NOT_BEGUN = 125  # the exit code of a child that was not let begin
 CANNOT_BEGIN = 126
 GO = b"g"
-_NO_GROUP = 65534
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +62,16 @@ class StartedProcess:
     def age_s(self) -> float:
         """How long ago it began, whatever the clock of the machine was set to."""
         return time.clock_gettime(time.CLOCK_BOOTTIME) - self.start_ticks / os.sysconf("SC_CLK_TCK")
+
+
+def take_exit_code(descriptor: int) -> int | None:
+    """The exit code of a child that has ended, 128 + N of signal N; None: not now, as while another process traces it.
+
+    Raises:
+        ChildProcessError: it is no child of this process, or its code was taken.
+    """
+    found = os.waitid(os.P_PIDFD, descriptor, os.WEXITED | os.WNOHANG)
+    return None if found is None else found.si_status + (0 if found.si_code == os.CLD_EXITED else 128)
 
 
 class AttemptRecords:
@@ -136,25 +144,15 @@ class AttemptRecords:
         """Record the end; ``code``: the supervisor's exit code, 128 + N of signal N, None: not known."""
         write_record(self.path / "end.json", {"code": code, "why": why, "oomKills": oom_kills, "at": time.time()})
 
-    def remove_records(self) -> None:
-        """Remove the folder, from which ``run`` was emptied."""
-        if self.run.exists():
-            self.run.rmdir()
-        shutil.rmtree(self.path)
 
-
-def start_supervisor(
-    command: Sequence[str],
-    find_person: Callable[[], PersonAccount],
-    given: Mapping[str, Any],
-    folder: AttemptRecords,
-    cgroup: JobCgroup,
-    open_session: Callable[[str], None],
-) -> tuple[int, int]:
+def start_supervisor(begin: Callable[[int, int], NoReturn], given: Mapping[str, Any]) -> tuple[int, int]:
     """Start a supervisor that waits; returns its process id, and a pipe: it begins once it can read ``GO`` there.
 
-    If the pipe is closed without that, as it is if this process dies, the supervisor ends without having begun. The
-    person is found in its process, because a directory service may take its time.
+    If the pipe is closed without that, as it is if this process dies, the supervisor ends without having begun.
+
+    Args:
+        begin: goes on in the new process, with what is its standard input, and the pipe: ``begin_supervisor``.
+        given: its standard input.
 
     Raises:
         OSError: it could not be started.
@@ -172,7 +170,7 @@ def start_supervisor(
         if pid == 0:
             os.close(goes)
             try:
-                _begin(command, find_person, stdin, waits, folder, cgroup, open_session)
+                begin(stdin, waits)
             finally:
                 os._exit(CANNOT_BEGIN)  # nothing of ours may run on in this process
     finally:
@@ -181,16 +179,19 @@ def start_supervisor(
     return pid, goes
 
 
-def _begin(
+def begin_supervisor(
     command: Sequence[str],
     find_person: Callable[[], PersonAccount],
-    stdin: int,
-    waits: int,
+    open_session: Callable[[str], None],
     folder: AttemptRecords,
     cgroup: JobCgroup,
-    open_session: Callable[[str], None],
+    stdin: int,
+    waits: int,
 ) -> NoReturn:
-    """Become the person, in the job's cgroup, and execute the supervisor; in a process that was forked for it."""
+    """Become the person, in the job's cgroup, and execute the supervisor; in a process that was forked for it.
+
+    The person is found here, because a directory service may take its time.
+    """
     try:
         os.setsid()
         for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
@@ -269,25 +270,6 @@ def supervisor_environment(account: PersonAccount) -> dict[str, str]:
     """The whole environment of a supervisor: nothing of it is anybody's choice."""
     named = {"HOME": account.home, "USER": account.name, "LOGNAME": account.name, "SHELL": account.shell}
     return {"PATH": PATH, "LANG": "C.UTF-8", **named}
-
-
-def start_remover(uid: int, folder: AttemptRecords) -> int:
-    """Start a process that empties ``run`` as its person, whose account may be gone; returns its process id."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            close_others()
-            become(PersonAccount("", uid, _NO_GROUP, "/", ""), [])
-            for each in list(os.scandir(folder.run)):
-                if each.is_dir(follow_symlinks=False):
-                    shutil.rmtree(each.path)
-                else:
-                    os.unlink(each.path)  # noqa: PTH108 - beside os.scandir
-            os._exit(0)
-        except BaseException as error:  # as above
-            sys.stderr.write(f"{folder.path}: {error!r}\n")
-        os._exit(1)
-    return pid
 
 
 def boot_id() -> str:

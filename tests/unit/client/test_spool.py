@@ -67,6 +67,11 @@ def test_a_busy_daemon_is_asked_again(answered: Daemon) -> None:
     assert answered.seen == [{"op": "spool", "job": {"command": ["id"]}}]
 
 
+@pytest.mark.parametrize("answered", [[{"error": "daemon.busy"}, {"entry": ENTRY}]], indirect=True)
+def test_a_daemon_that_says_that_it_is_busy_is_asked_again(answered: Daemon) -> None:
+    assert spool.hand_in(answered.path, {}) == ENTRY
+
+
 @pytest.mark.parametrize("answered", [[{"entry": ENTRY, "state": "ABSENT"}]], indirect=True)
 def test_a_job_is_taken_back(answered: Daemon) -> None:
     spool.withdraw(answered.path, ENTRY)

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from moorings.privileged import records
+from moorings.privileged import connections, records
+from moorings.privileged import trash as trash_module
 from moorings.privileged.attempts import boot_id, start_ticks
 from moorings.privileged.cgroups import CgroupTree, JobLimits
+from moorings.privileged.spool import Spool
 from tests.unit.privileged.rig import ANN, BOB, CONTROLLER, NEEDS_ROOT, PYTHON, RootRig
 from tests.waiting import until
 
@@ -286,12 +290,75 @@ def test_what_is_no_request_is_refused(rig: RootRig, sent: bytes) -> None:
 def test_a_person_who_says_nothing_holds_nobody_up(rig: RootRig) -> None:
     silent = [rig.connect("submit") for _ in range(50)]
     for each in silent[::2]:
-        each.sendall(b'{"op": "spool", ')
+        with contextlib.suppress(BrokenPipeError):
+            each.sendall(b'{"op": "spool", ')
     entry = rig.spool(ANN, "pass")  # the silent ones are root's
     assert rig.begin(entry)["attempt"] == 0
     assert rig.ended(entry)["code"] == 0
     for each in silent:
         each.close()
+
+
+def test_the_fifth_request_of_one_person_is_told_so(rig: RootRig) -> None:
+    silent = [rig.connect("submit") for _ in range(5)]
+    assert json.loads(silent[-1].recv(1 << 16))["error"] == "daemon.busy"
+    entry = rig.spool(ANN, "pass")
+    assert rig.ask(ANN, "submit", {"op": "withdraw", "entry": entry})["state"] == "ABSENT"
+    for each in silent:
+        each.close()
+
+
+HOLDS_PLACES = """
+import os, socket, sys
+held = []
+for uid in range(70_000, 70_100):  # as newuidmap gives somebody
+    os.setresuid(uid, uid, 0)
+    held.append(socket.socket(socket.AF_UNIX))
+    held[-1].connect(sys.argv[1])
+    os.setresuid(0, 0, 0)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_newcomer_has_a_place_among_one_persons_many_users(rig: RootRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.kill()
+    monkeypatch.setattr(connections, "RECEIVE_S_MAX", 3600.0)  # so that no place is free by itself
+    rig.start()
+    words = [sys.executable, "-I", "-S", "-c", HOLDS_PLACES, str(rig.sockets / "submit")]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        rig.spool(ANN, "pass")
+
+
+def test_what_is_withdrawn_is_not_started_at_the_same_time(rig: RootRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = rig.spool(ANN, "pass")
+    rig.kill()
+    remove, removing, goes_on = Spool.remove, rig.folder.parent / "removing", rig.folder.parent / "go-on"
+
+    def remove_late(spool: Spool, which: str) -> None:
+        removing.write_text(f"{os.getpid()}\n")
+        until(goes_on.exists)
+        remove(spool, which)
+
+    monkeypatch.setattr(Spool, "remove", remove_late)
+    rig.start()
+    answers: dict[str, dict[str, Any]] = {}
+    withdraws = threading.Thread(
+        target=lambda: answers.update(withdraw=rig.ask(ANN, "submit", {"op": "withdraw", "entry": entry}))
+    )
+    starts = threading.Thread(target=lambda: answers.update(start=rig.begin(entry)))
+    withdraws.start()
+    by = int(until(lambda: removing.read_text().strip(), not_yet=FileNotFoundError))
+    starts.start()
+    if by != rig.pid:  # else it cannot be answered yet
+        starts.join()
+    goes_on.touch()
+    withdraws.join()
+    starts.join()
+    assert answers["withdraw"]["state"] == "ABSENT"
+    assert answers["start"]["error"] == "entry.unknown"
 
 
 def test_a_person_whose_account_is_closed_meanwhile_gets_no_process(rig: RootRig) -> None:
@@ -311,6 +378,15 @@ def test_a_uid_that_was_given_to_somebody_else_starts_nothing(rig: RootRig) -> N
     assert "no longer old-ann's" in rig.ended(entry)["why"]
 
 
+def forget(rig: RootRig, entry: str) -> Path:
+    """Forget a job that has ended; returns the folder of what is removed."""
+    rig.ended(entry)
+    assert rig.control("forget", entry)["state"] == "ABSENT"
+    assert rig.state(entry) == {"entry": entry, "state": "ABSENT"}
+    assert not (rig.folder / "jobs" / entry).exists()
+    return rig.folder / "trash"
+
+
 def test_a_forgotten_job_leaves_nothing_whatever_lies_in_its_folder(rig: RootRig, tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     kept.mkdir(mode=0o777)
@@ -320,14 +396,70 @@ os.makedirs("deep/er")
 os.symlink({str(kept)!r}, "deep/link")
 os.symlink("/etc/passwd", "passwd")
 os.mkfifo("pipe")
+os.makedirs("read/only")
+open("read/only/file", "w").close()
+for each in ("read/only", "read", "deep/er", "."): os.chmod(each, 0)
 """
     entry = rig.spool(ANN, litters)
     rig.begin(entry)
     assert rig.ended(entry)["code"] == 0
-    until(lambda: rig.control("forget", entry)["state"] == "ABSENT", 30)
-    until(lambda: not (rig.folder / "jobs" / entry).exists(), 30)
+    trash = forget(rig, entry)
+    until(lambda: not list(trash.iterdir()), 30)
     assert (kept / "file").exists()
     assert rig.begin(entry)["error"] == "entry.unknown"
+
+
+def test_a_tree_of_any_depth_is_removed(rig: RootRig) -> None:
+    digs = """
+for _ in range(3000):
+    os.mkdir("d" * 100)
+    os.chdir("d" * 100)
+"""
+    entry = rig.spool(ANN, digs)
+    rig.begin(entry)
+    trash = forget(rig, entry)
+    until(lambda: not list(trash.iterdir()), 30)
+
+
+def test_what_cannot_be_removed_is_in_nobodys_way(rig: RootRig) -> None:
+    stuck = rig.spool(ANN, "os.mkdir('theirs')")
+    rig.begin(stuck)
+    rig.ended(stuck)
+    theirs = rig.folder / "jobs" / stuck / "0" / "run" / "theirs"
+    theirs.chmod(0o755)
+    (theirs / "file").touch()
+    os.chown(theirs, BOB, BOB)  # as of a subordinate user
+    trash = forget(rig, stuck)
+    other = rig.spool(BOB, "pass")
+    rig.begin(other)
+    forget(rig, other)
+    until(lambda: [path.name.partition(".")[0] for path in trash.iterdir()] == [stuck], 30)
+    os.chown(next(trash.glob("*/run/theirs")), ANN, ANN)
+    rig.kill()
+    rig.start()
+    until(lambda: not list(trash.iterdir()), 30)
+
+
+def test_a_remover_that_its_person_has_stopped_is_killed(rig: RootRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = [rig.spool(ANN, "pass") for _ in range(2)]
+    for entry in entries:
+        rig.begin(entry)
+        rig.ended(entry)
+    rig.kill()
+    monkeypatch.setattr(trash_module, "REMOVE_S_MAX", 1)
+    first = rig.folder.parent / "stopped"
+
+    def stop_once(folder: Path, uid: int, remove: Callable[[Path, int], None] = trash_module._remove) -> None:
+        if not first.exists():
+            first.touch()
+            os.kill(os.getpid(), signal.SIGSTOP)
+        remove(folder, uid)
+
+    monkeypatch.setattr(trash_module, "_remove", stop_once)
+    rig.start()
+    for entry in entries:
+        forget(rig, entry)
+    until(lambda: len(list((rig.folder / "trash").iterdir())) == 1, 30)
 
 
 def test_a_job_that_was_being_forgotten_is_forgotten_by_the_next_daemon(rig: RootRig) -> None:
@@ -361,7 +493,44 @@ time.sleep(3600)
     other = rig.spool(ANN, "pass")
     rig.begin(other)
     assert rig.ended(other)["code"] == 0
-    assert rig.ended(entry)["code"] in (None, 128 + signal.SIGKILL)
+    assert rig.ended(entry)["code"] == 128 + signal.SIGKILL, "its tracer is gone by then"
+
+
+TRACES = """
+import ctypes, os, sys
+uid = int(sys.argv[2])
+os.setresgid(uid, uid, uid)
+os.setresuid(uid, uid, uid)
+print(ctypes.CDLL(None).ptrace(0x4206, int(sys.argv[1]), None, None), flush=True)  # PTRACE_SEIZE
+sys.stdin.read()
+"""
+
+
+def zombies_of(pid: int) -> int:
+    """How many children of a process have ended, and have not been waited for."""
+    found = 0
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, parent = path.read_text().rpartition(")")[2].split()[:2]
+            found += state == "Z" and int(parent) == pid
+    return found
+
+
+def test_a_supervisor_that_is_traced_from_outside_has_ended_without_a_code(rig: RootRig) -> None:
+    entry = rig.spool(ANN, "time.sleep(3600)")
+    rig.begin(entry)
+    rig.run_file(entry, "began")
+    pid = json.loads((rig.folder / "jobs" / entry / "0" / "started.json").read_text())["pid"]
+    words = [str(PYTHON), "-I", "-c", TRACES, str(pid), str(ANN)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as tracer:
+        assert tracer.stdout is not None
+        if tracer.stdout.readline() != b"0\n":
+            pytest.skip("this machine lets nobody trace another process")
+        rig.control("ask", entry, signal=signal.SIGTERM)
+        os.kill(pid, signal.SIGKILL)
+        end = rig.ended(entry)
+        assert (end["code"], end["why"]) == (None, "its exit code was not seen")
+    until(lambda: zombies_of(rig.pid) == 0, 30)
 
 
 def test_no_job_has_the_keyring_of_the_daemon_or_of_another(rig: RootRig) -> None:
