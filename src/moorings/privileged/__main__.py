@@ -16,7 +16,7 @@ from pathlib import Path
 from moorings.privileged import places
 from moorings.privileged.cgroups import MOUNTS, CgroupTree, parse_mounts
 from moorings.privileged.daemon import RootDaemon
-from moorings.privileged.trust import tree_fault, trust_fault
+from moorings.privileged.trust import daemon_fault
 
 SUPERVISOR = ("-I", "-m", "moorings.local.shared_supervisor")
 
@@ -34,10 +34,8 @@ def main() -> None:
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # one for each job
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
-    code = Path(__file__).parent.parent
-    for fault in (tree_fault(code), *map(trust_fault, (Path(sys.executable), Path(os.__file__), given.folder.parent))):
-        if fault:
-            sys.exit(f"moorings.privileged: {fault}: whoever can change that would be root")
+    if fault := daemon_fault(given.folder, given.sockets):
+        sys.exit(f"moorings.privileged: {fault}: whoever can change that would be root")
     given.folder.mkdir(mode=0o711, exist_ok=True)
     given.sockets.mkdir(mode=0o755, exist_ok=True)
     lock = os.open(given.folder / places.LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
