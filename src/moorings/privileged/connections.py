@@ -80,6 +80,11 @@ class PeerListener:
         listening.setblocking(False)
         selector.register(listening, selectors.EVENT_READ, lambda: self._accept(listening))
 
+    @property
+    def is_receiving(self) -> bool:
+        """Whether a request is incomplete."""
+        return bool(self._open)
+
     def close_late(self) -> None:
         """Close what has not arrived in its time."""
         for late in [each for each in self._open if each.until_s < time.monotonic()]:

@@ -97,6 +97,14 @@ class RootDaemon:
         self._traced: list[int] = []  # of supervisors that have ended, perhaps without giving their codes
         self._emptied: list[JobCgroup] = []  # not removed yet: the kernel may need a moment
         self._is_full = False
+        self.operations_of_person: dict[object, Operation] = {"spool": self._add, "withdraw": self._withdraw}
+        self.operations_of_controller: dict[object, Operation] = {
+            "start": self._start,
+            "ask": self._send_request,
+            "kill": self._kill,
+            "status": self._status,
+            "forget": self._forget,
+        }
 
     # -- serving -------------------------------------------------------------------------------------------------------
 
@@ -109,8 +117,9 @@ class RootDaemon:
             PeerListener(control, self._selector, self._serve_controller, owners),
         )
         while not is_over():
-            is_busy = self._people or self._trash.is_working or not all(live.runs for live in self._live.values())
-            for key, _ in self._selector.select(LOOK_S if is_busy else 1.0):
+            is_receiving = any(listener.is_receiving for listener in listeners)
+            is_ending = self._people or self._trash.is_working or not all(live.runs for live in self._live.values())
+            for key, _ in self._selector.select(LOOK_S if is_receiving or is_ending else 1.0):
                 if self._selector.get_map().get(key.fd) is key:  # nothing before it in this turn has closed it
                     key.data()
             for listener in listeners:
@@ -121,7 +130,7 @@ class RootDaemon:
 
     def _serve_person(self, connection: PeerConnection) -> None:
         if _is_withdrawal(connection.received):  # here, so that it is before or after a start
-            connection.answer(answer_request(connection.received, connection.uid, {"withdraw": self._withdraw}))
+            connection.answer(answer_request(connection.received, connection.uid, self.operations_of_person))
             return
         with connection.socket:
             pid = os.fork()
@@ -137,9 +146,8 @@ class RootDaemon:
                 os._exit(0)
 
     def _serve_controller(self, connection: PeerConnection) -> None:
-        operations: dict[object, Operation] = {"start": self._start, "ask": self._send_request, "kill": self._kill}
-        operations |= {"status": self._status, "forget": self._forget}
-        connection.answer(answer_request(connection.received, connection.uid, operations), ANSWER_S_MAX)
+        answer = answer_request(connection.received, connection.uid, self.operations_of_controller)
+        connection.answer(answer, ANSWER_S_MAX)
 
     # -- people --------------------------------------------------------------------------------------------------------
 
