@@ -13,7 +13,7 @@ from moorings.api.limits import DEFAULT_LIMITS, ApiLimits
 
 PAGE = Path("docs/explanation/hostile-input.md")
 ROW = re.compile(r"^\| .* \| ([0-9.,]+)[^|]* \| `([a-z_.]+):([A-Za-z_.]+)` \|$", re.MULTILINE)
-FOLDERS = ("api", "client", "core", "net", "wire", "workloads")
+FOLDERS = ("api", "client", "core", "net", "privileged", "wire", "workloads")
 # Bounds of a loop or a cache of our own, which nobody outside can reach.
 INNER = {
     *("ERRORS_SHOWN_MAX", "STREAM_SILENCE_S_MAX", "WHERE_CHARS_MAX", "PROBLEM_CHARS_MAX"),

@@ -1,7 +1,7 @@
 """The connections of a socket: each is one request, a JSON object up to the end of what is sent, and one answer.
 
 Requests are received without waiting for anybody, so whoever sends nothing holds no more than a place; a newcomer gets
-the place of whoever has had theirs for the longest.
+the place of the one that has had it for the longest.
 """
 
 from __future__ import annotations
