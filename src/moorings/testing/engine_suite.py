@@ -381,6 +381,7 @@ class EngineSuite:
         order = make_order(rig.programs.prints_signals(), rig.workdir, tasks=2)
         async with open_engine(rig) as engine:
             await engine.submit(order)
+            await wait_for_phase(engine, order.run, RunPhase.RUNNING)  # a task may print before that is recorded
             for rank in range(2):
                 await wait_for_output(engine, order.run, READY, task=rank)
             await engine.signal(order.run, "USR1")
