@@ -242,6 +242,8 @@ class Transport:
     def _read(self, answer: http.client.HTTPResponse) -> bytes:
         try:
             body = answer.read(ANSWER_BYTES_MAX + 1)
+            if len(body) <= ANSWER_BYTES_MAX and answer.length:  # with a number, ``read`` says nothing of a lost rest
+                raise http.client.IncompleteRead(body, answer.length)
         except (OSError, http.client.HTTPException) as error:
             raise self._unreachable(error) from error
         if len(body) > ANSWER_BYTES_MAX:

@@ -49,6 +49,7 @@ class Reply:
         body: JSON data, or bytes as they are.
         chunks: a stream instead of a body.
         cut: the connection is closed before the answer (or the stream) is whole.
+        cut_after: so many bytes of the body are sent, and the connection is closed.
         close: the connection is closed behind the answer, as idle servers do.
         then: called after the last chunk was sent, before the end of the stream.
     """
@@ -58,6 +59,7 @@ class Reply:
     headers: Mapping[str, str] = field(default_factory=dict)
     chunks: Sequence[bytes] | None = None
     cut: bool = False
+    cut_after: int | None = None
     close: bool = False
     then: Callable[[], object] | None = None
 
@@ -149,10 +151,10 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {name.lower(): value for name, value in self.headers.items()}
         seen = Seen(self.command, self.path, headers, self.rfile.read(length), self.client_address[1])
         reply = self.server_of.answer(seen)
-        self.close_connection = reply.cut or reply.close
+        self.close_connection = reply.cut or reply.close or reply.cut_after is not None
         with contextlib.suppress(ConnectionError):
             self._send(reply)
-        if reply.cut or reply.close:
+        if self.close_connection:
             with contextlib.suppress(OSError):
                 self.connection.shutdown(socket.SHUT_RDWR)
 
@@ -170,7 +172,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body)
+        self.wfile.write(body[: reply.cut_after])
 
     def _stream(self, reply: Reply) -> None:
         assert reply.chunks is not None

@@ -60,6 +60,15 @@ def test_a_lost_answer_is_asked_for_again_where_that_does_no_harm(server):
     assert transport.connections_lost == 1
 
 
+@pytest.mark.parametrize("sent", [0, 10])
+def test_an_answer_that_breaks_off_is_a_lost_one(server, sent):
+    """As one of a controller that is killed meanwhile: http.client says nothing when a part is missing."""
+    server.on("GET", "/version", Reply(VERSION.body, cut_after=sent), VERSION)
+    with transport_to(server, patience=QUICK) as transport:
+        assert transport.send(build_call(operations.GET_VERSION)).version == "0.1.0"
+    assert transport.connections_lost == 1
+
+
 def test_a_lost_answer_to_a_call_without_a_key_is_an_error_and_not_sent_twice(server):
     server.on("POST", "/v1/keys", Reply(cut=True), KEY)
     with transport_to(server, patience=QUICK) as transport, pytest.raises(MooringsError) as caught:
