@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -205,6 +206,8 @@ def test_a_crowd_and_kills_leave_nothing_and_run_nothing_twice(
     devices.mkdir(exist_ok=True)
     for number in range(64):
         (devices / f"pod64:{number}").touch(mode=0o644)
+    for name in PEOPLE:
+        shutil.rmtree(machine.root / "home" / name / "marks", ignore_errors=True)  # of the crowd before this one
     started = {
         name: machine.start_program(name, "-c", _SUBMIT, f"/home/{name}", str(jobs), str(PEOPLE[name]))
         for name in PEOPLE
