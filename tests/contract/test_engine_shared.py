@@ -17,7 +17,7 @@ from moorings.app.maintenance import prune
 from moorings.core.model.bindings import no_devices_binding
 from moorings.core.model.serialization import to_plain
 from moorings.core.model.timestamps import add_seconds
-from moorings.local.shared_engine import SharedEngine
+from moorings.local.shared_engine import UNUSED_S, SharedEngine
 from moorings.ports.engine import RunSubmission
 from moorings.testing.engine_suite import EngineSuite, SuitePrograms
 from moorings.workloads.jobs import JobSpec
@@ -111,5 +111,26 @@ async def test_an_old_run_is_forgotten_here_and_by_the_daemon(tmp_path: Path) ->
         entry = rig.entry(order)
         await asyncio.to_thread(until, lambda: not (rig.daemon.folder / "jobs" / entry).exists())
         assert rig.daemon.state(entry)["state"] == "ABSENT"
+    finally:
+        rig.daemon.end()
+
+
+async def test_jobs_that_no_run_was_made_of_are_forgotten_after_a_day(tmp_path: Path) -> None:
+    """As after a command that was killed between its two requests, or a run that was cancelled while it waited."""
+    rig = SharedRig(tmp_path)
+    try:
+        engine = await rig.open()
+        job = JobSpec(name="short", command=("/bin/true",), workdir=rig.workdir, environment={"PATH": "/bin"})
+        order = RunSubmission(RunId("run-0000000begun"), 0, job, no_devices_binding(1))
+        await engine.submit(order)
+        await until_async(lambda: has_ended(engine, order.run))
+        waits, unused, new = (rig.daemon.spool(ANN, name) for name in ("waits", "unused", "new"))
+        begun, spool = rig.entry(order), rig.daemon.folder / "spool" / str(ANN)
+        yesterday = SystemClock().now() / 1_000_000 - UNUSED_S - 1
+        for entry in (begun, waits, unused):
+            os.utime(spool / entry, (yesterday, yesterday))
+        assert engine.forget_unused({waits}) == 1
+        assert {path.name for path in spool.iterdir()} == {begun, waits, new}
+        assert (engine.forget_unused({waits}), engine.forget_unused(())) == (0, 1)
     finally:
         rig.daemon.end()

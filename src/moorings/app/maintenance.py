@@ -93,6 +93,7 @@ async def run_maintenance(kept: MaintenanceContext) -> AsyncIterator[None]:
     tasks = [
         asyncio.create_task(feed_watchdog(notifier, lambda: _rounds(kept.assembly())), name="watchdog"),
         asyncio.create_task(_prune_runs(kept), name="prune-runs"),
+        asyncio.create_task(_clean_spool(kept), name="clean-spool"),
         asyncio.create_task(_keep_reserve(kept), name="keep-reserve"),
         asyncio.create_task(_archive_history_loop(kept), name="sweep-history"),
     ]
@@ -211,6 +212,23 @@ async def _prune_runs(kept: MaintenanceContext) -> None:
             if removed:
                 log.info("runs.pruned", extra={"count": len(removed), "days": kept.settings.keep_runs_days})
         await kept.clock.sleep(PRUNE_S)
+
+
+async def _clean_spool(kept: MaintenanceContext) -> None:
+    """Have the root daemon of a machine that people share forget jobs of which no run will be made, while we lead."""
+    while True:
+        await kept.clock.sleep(PRUNE_S)
+        assembly = kept.assembly()
+        engine = assembly.running.engines.get("local") if assembly is not None else None
+        if assembly is not None and not assembly.loop.problem and isinstance(engine, SharedEngine):
+            used = {run.spool_entry for run in assembly.loop.runs.by_id.values()}
+            try:
+                count = await asyncio.to_thread(engine.forget_unused, used)
+            except (OSError, ValueError, MooringsError) as error:
+                log.warning("spool.not_cleaned", extra={"detail": str(error)})
+            else:
+                if count:
+                    log.info("spool.cleaned", extra={"count": count})
 
 
 async def _archive_history_loop(kept: MaintenanceContext) -> None:

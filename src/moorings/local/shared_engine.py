@@ -14,7 +14,7 @@ import json
 import os
 import stat
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from typing import Any
 from moorings.client.spool import exchange
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.serialization import from_plain, to_plain
-from moorings.core.model.timestamps import Timestamp, seconds_between
+from moorings.core.model.timestamps import DAY_S, Timestamp, seconds_between
 from moorings.engines.fence import FileFence
 from moorings.engines.launch import (
     as_unavailable,
@@ -55,6 +55,7 @@ ANSWER_S, ANSWER_BYTES_MAX = 10.0, 4 << 20
 RECORD_BYTES_MAX = 1 << 20
 DETAIL_CHARS_MAX = 500
 ENTRIES_MAX = 1000  # of one question for their state
+UNUSED_S = float(DAY_S)  # after which no run is made of an entry: its person's command has long ended
 MARGIN_S = 30.0  # after which a supervisor that should have ended its job is killed
 YIELD_S_MIN = 2.0
 REJECTED = (
@@ -226,6 +227,24 @@ class SharedEngine:
         yield gone
         if gone:
             self._known.pop(run, None)
+
+    def forget_unused(self, used: Collection[str]) -> int:
+        """Let the daemon forget the jobs that were handed in a day ago, were never started and never will be.
+
+        Args:
+            used: the entries of all runs that have not ended.
+
+        Returns: how many.
+
+        Raises:
+            OSError, ValueError, MooringsError: the daemon cannot be asked.
+        """
+        answer = self._call_daemon({"op": "unstarted", "ageS": UNUSED_S})
+        self._check(answer)
+        unused = [entry for entry in answer["entries"] if entry not in used]
+        for entry in unused:
+            self._call_daemon({"op": "forget", "entry": entry})
+        return len(unused)
 
     def _status(self, run: RunId, known: SharedRun | None, states: Mapping[str, Mapping[str, Any]]) -> RunStatus:
         state = states.get(known.entry) if known is not None else None

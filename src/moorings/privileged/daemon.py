@@ -8,6 +8,7 @@ who is connected (SO_PEERCRED, unix(7)); nothing that is sent says so.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
 import os
@@ -39,7 +40,7 @@ PERSON_S_MAX = 20  # for a request of a person to be served
 ANSWER_S_MAX = 2.0  # for the controller to take an answer
 WITHDRAWAL_BYTES_MAX = 1024
 LOOK_S = 0.05  # between two looks at a cgroup whose processes are being killed
-ENTRIES_MAX = 1000  # of one question for their state
+ENTRIES_MAX = 1000  # of one question, or one answer
 RECORDS = ("cancel", "yield")  # what a supervisor may be asked
 SIGNALS = (signal.SIGTERM, *range(signal.SIGRTMIN, signal.SIGRTMAX + 1))  # to a supervisor
 
@@ -103,6 +104,7 @@ class RootDaemon:
             "ask": self._send_request,
             "kill": self._kill,
             "status": self._status,
+            "unstarted": self._list_unstarted,
             "forget": self._forget,
         }
 
@@ -264,6 +266,11 @@ class RootDaemon:
         if live is not None and live.process is not None:
             seen["ageS"] = live.process.age_s()
         return seen
+
+    def _list_unstarted(self, _uid: int, request: dict[str, Any]) -> dict[str, Any]:
+        """Entries that were never started, handed in so many seconds ago or more; perhaps not all."""
+        found = (each for each in self._spool.older_than(float(request["ageS"])) if not (self._jobs / each).exists())
+        return {"entries": list(itertools.islice(found, ENTRIES_MAX))}
 
     def _forget(self, _uid: int, request: dict[str, Any]) -> dict[str, Any]:
         entry = check_entry(request["entry"])

@@ -7,6 +7,7 @@ import os
 import re
 import secrets
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,12 @@ class Spool:
     def has(self, entry: str) -> bool:
         """Whether there is that entry."""
         return self._path(entry).exists()
+
+    def older_than(self, age_s: float) -> Iterator[str]:
+        """The entries that were handed in so long ago."""
+        for path in self._folder.glob("*/[0-9]*"):
+            if path.stat().st_mtime < time.time() - age_s:
+                yield path.name
 
     def remove(self, entry: str) -> None:
         """Remove an entry; one that is not there is removed.
