@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from moorings.app.folders import DEFAULT_POOLS
 from moorings.cli.processes import find_lock_holders
 from moorings.privileged.cgroups import MOUNTS, parse_mounts
 from tests.procfs import every_process
@@ -46,6 +47,14 @@ mkdir -p /opt/moorings/bin "$lib/site-packages"
 ln -s "$6" /opt/moorings/bin/python
 printf 'home = %s\\n' "$python/bin" > /opt/moorings/pyvenv.cfg
 printf '/opt/src\\n/opt/site\\n' > "$lib/site-packages/moorings.pth"
+mkdir /mnt/dev; mount -t tmpfs -o mode=755 tmpfs /mnt/dev # device files of accelerators, without a driver
+cp -a /dev/null /dev/zero /dev/full /dev/random /dev/urandom /dev/tty /mnt/dev
+for name in fd stdin stdout stderr; do cp -a "/dev/$name" /mnt/dev; done
+mkdir /mnt/dev/pts /mnt/dev/shm; mount --bind /dev/pts /mnt/dev/pts; mount --bind /dev/shm /mnt/dev/shm
+cp -a /dev/ptmx /mnt/dev
+for number in $(seq 0 63); do mknod -m 666 "/mnt/dev/nvidia$number" c 195 "$number"; done
+mknod -m 666 /mnt/dev/nvidiactl c 195 255
+mount --bind /mnt/dev /dev
 for place in $cgroups; do mount --bind "$place" "${place%/*}"; done
 echo laid out
 exec sleep infinity
@@ -102,6 +111,11 @@ class SharedMachineRig:
         said = self._init.stdout.readline()
         assert said == "laid out\n", said + self._init.stdout.read()
         self.root = Path(f"/proc/{self._init.pid}/root")
+        data = self.root / "var/lib/moorings"
+        data.mkdir(mode=0o700)
+        (data / "pools.toml").write_text(f'{DEFAULT_POOLS}[pool.simulated]\ndevice_files = "/dev/nvidia{{}}"\n')
+        for path in (data, data / "pools.toml"):
+            os.chown(path, CONTROLLER[1], CONTROLLER[1])
         for name, uid in PEOPLE.items():
             home = self.root / "home" / name
             home.mkdir(mode=0o700)

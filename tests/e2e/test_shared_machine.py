@@ -130,6 +130,29 @@ def test_a_jobs_variables_make_its_supervisor_nothing_else(machine: SharedMachin
     assert daemon == b"PATH=/usr/local/bin:/usr/bin:/bin\0"
 
 
+def test_a_job_opens_its_own_devices_only(machine: SharedMachineRig) -> None:
+    """The device files are stand-ins without a driver: the kernel says ENXIO where a job may open one, else EPERM."""
+    script = """
+import errno, os
+for number in [*range(64), "ctl"]:
+    try:
+        os.open(f"/dev/nvidia{number}", os.O_RDWR)
+    except OSError as error:
+        print(number, errno.errorcode[error.errno])
+print("own", os.environ["MOORINGS_DEVICES"])
+open("/dev/null", "w")
+"""
+    done = machine.moor("ann", "run", "--ipus", "2", "--", "/usr/bin/python3", "-c", script)
+    assert done.returncode == 0, done
+    found = dict(line.split() for line in done.stdout.splitlines())
+    own = {name.partition(":")[2] for name in found.pop("own").split(",")}
+    assert len(own) == 2
+    assert {number for number, said in found.items() if said == "ENXIO"} == {*own, "ctl"}
+    assert {said for number, said in found.items() if number not in own} == {"EPERM", "ENXIO"}
+    done = machine.moor("bob", "run", "--size", "0", "--", "/usr/bin/python3", "-c", "open('/dev/nvidia0')")
+    assert "PermissionError" in done.stdout + done.stderr, done
+
+
 # -- a crowd -----------------------------------------------------------------------------------------------------------
 
 # Jobs of one person: each holds a lock of every device that it has, some leave a process behind, a third is cancelled.

@@ -60,7 +60,7 @@ MARGIN_S = 30.0  # after which a supervisor that should have ended its job is ki
 YIELD_S_MIN = 2.0
 REJECTED = (
     *("account.refused", "entry.used", "entry.unknown", "entry.invalid", "request.invalid"),
-    "limit.unavailable",
+    *("limit.unavailable", "device.unknown"),
 )
 
 
@@ -153,6 +153,7 @@ class SharedEngine:
             limits = {
                 "cpus": job.resources.cpus * job.tasks,
                 "memoryBytes": memory * job.tasks if memory is not None else None,
+                "devices": [path for gcd in order.binding.gcds for path in gcd.device_files],
             }
             request = {"op": "start", "entry": run.entry, "attempt": run.attempt}
             sent = order_to_send(order, self._output_bytes_max)

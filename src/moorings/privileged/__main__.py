@@ -16,6 +16,7 @@ from pathlib import Path
 from moorings.privileged import places
 from moorings.privileged.cgroups import MOUNTS, CgroupTree, parse_mounts
 from moorings.privileged.daemon import RootDaemon
+from moorings.privileged.devices import PATTERNS_FILE, read_patterns
 from moorings.privileged.trust import daemon_fault
 
 SUPERVISOR = ("-I", "-m", "moorings.local.shared_supervisor")
@@ -34,7 +35,7 @@ def main() -> None:
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # one for each job
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
-    if fault := daemon_fault(given.folder, given.sockets):
+    if fault := daemon_fault(given.folder, given.sockets, PATTERNS_FILE):
         sys.exit(f"moorings.privileged: {fault}: whoever can change that would be root")
     given.folder.mkdir(mode=0o711, exist_ok=True)
     given.sockets.mkdir(mode=0o755, exist_ok=True)
@@ -53,7 +54,8 @@ def main() -> None:
     control = _listen(given.sockets / places.CONTROL, 0o600, owner.pw_uid)
     stopped: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: stopped.append(number))
-    daemon = RootDaemon(given.folder, cgroups, (sys.executable, *SUPERVISOR), (owner.pw_uid, owner.pw_gid))
+    command, controller = (sys.executable, *SUPERVISOR), (owner.pw_uid, owner.pw_gid)
+    daemon = RootDaemon(given.folder, cgroups, command, controller, patterns=read_patterns())
     daemon.serve(submit, control, lambda: bool(stopped))
 
 

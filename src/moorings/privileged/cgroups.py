@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from moorings.privileged.devices import ALL_DEVICES, DeviceAccess, attach_program, load_program, v1_lines
 from moorings.privileged.refusals import Refused
 
 log = logging.getLogger("moorings.privileged")
@@ -24,7 +25,7 @@ PERIOD_US = 100_000  # of the CPU bandwidth, the kernel's default
 TASKS_MAX = 10_000  # of a job that names no number: a fork bomb ends there
 FREEZE_S, LOOK_S = 0.5, 0.002
 LIMITING = frozenset({"memory", "pids", "cpu"})  # controllers
-_V1 = LIMITING | {"freezer"}
+_V1 = LIMITING | {"freezer", "devices"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +36,13 @@ class JobLimits:
         cpus: processors.
         memory_bytes: of all its processes together, swap with it.
         tasks: processes and threads.
+        devices: the device files that it was given.
     """
 
     cpus: float | None = None
     memory_bytes: int | None = None
     tasks: int = TASKS_MAX
+    devices: tuple[str, ...] = ()
 
 
 def parse_limits(given: object, limited: frozenset[str]) -> JobLimits:
@@ -57,6 +60,7 @@ def parse_limits(given: object, limited: frozenset[str]) -> JobLimits:
         cpus=None if cpus is None else float(cpus),
         memory_bytes=None if memory is None else int(memory),
         tasks=TASKS_MAX if tasks is None else min(int(tasks), TASKS_MAX),
+        devices=tuple(map(str, given.get("devices", ()))),
     )
     if limits.tasks < 1 or not (limits.cpus is None or 0 < limits.cpus < 1 << 20) or (limits.memory_bytes or 1) < 1:
         raise ValueError("limits")
@@ -101,7 +105,7 @@ class CgroupTree:
     def __init__(self, hierarchies: Hierarchies, base: str = "moorings") -> None:
         self._unified = hierarchies.unified / base if hierarchies.unified is not None else None
         self._v1 = {name: path / base for name, path in hierarchies.controllers.items()}
-        self._kills = False
+        self._kills = self._closes_devices = False
         self.limited = LIMITING & set(self._v1)  # the controllers that limit jobs here
 
     def prepare(self) -> None:
@@ -120,6 +124,7 @@ class CgroupTree:
                 with contextlib.suppress(OSError):  # a process is in it, say: what is not enabled is logged
                     (self._unified / "cgroup.subtree_control").write_text(f"+{name}")
                     self.limited |= {name}
+        self._closes_devices = "devices" in self._v1 or self._takes_programs()
         if LIMITING - self.limited:
             log.warning("limits.unavailable: %s", ", ".join(sorted(LIMITING - self.limited)))
         if not self._kills and "freezer" not in self._v1:
@@ -127,10 +132,19 @@ class CgroupTree:
                 "neither cgroup.kill (Linux 5.14) nor the freezer of cgroup v1 is there: no job could be ended"
             )
 
+    def _takes_programs(self) -> bool:
+        try:
+            os.close(load_program(ALL_DEVICES))
+        except OSError as error:
+            log.warning("devices.open: every job can open every device: %s", error)
+            return False
+        return self._unified is not None
+
     def job(self, name: str) -> JobCgroup:
         """The cgroup of a job; it need not exist."""
         unified = self._unified / name if self._unified is not None and self._kills else None
-        return JobCgroup(unified, {controller: path / name for controller, path in self._v1.items()})
+        v1 = {controller: path / name for controller, path in self._v1.items()}
+        return JobCgroup(unified, v1, closes_devices=self._closes_devices)
 
     def names(self) -> set[str]:
         """The cgroups that are there."""
@@ -141,16 +155,16 @@ class CgroupTree:
 class JobCgroup:
     """One job's cgroup in all hierarchies."""
 
-    def __init__(self, unified: Path | None, v1: Mapping[str, Path]) -> None:
-        self._unified, self._v1 = unified, v1
+    def __init__(self, unified: Path | None, v1: Mapping[str, Path], *, closes_devices: bool) -> None:
+        self._unified, self._v1, self._closes_devices = unified, v1, closes_devices
 
     def _folders(self) -> Iterator[Path]:
         yield from self._v1.values()
         if self._unified is not None:
             yield self._unified
 
-    def create(self, limits: JobLimits) -> None:
-        """Make it, with these limits.
+    def create(self, limits: JobLimits, access: DeviceAccess = ALL_DEVICES) -> None:
+        """Make it, with these limits and devices.
 
         Raises:
             OSError: that failed.
@@ -166,6 +180,21 @@ class JobCgroup:
                 self._limit("memory", "memory.memsw.limit_in_bytes", str(memory), "memory.swap.max", "0")
         if quota_us is not None:
             self._limit("cpu", "cpu.cfs_quota_us", str(quota_us), "cpu.max", f"{quota_us} {PERIOD_US}")
+        if access.closed and self._closes_devices:
+            self._close_devices(access)
+
+    def _close_devices(self, access: DeviceAccess) -> None:
+        if "devices" in self._v1:
+            folder = self._v1["devices"]
+            (folder / "devices.deny").write_text("a")
+            for line in v1_lines(access):
+                (folder / "devices.allow").write_text(line)
+        elif self._unified is not None:
+            program = load_program(access)
+            try:
+                attach_program(self._unified, program)
+            finally:
+                os.close(program)
 
     def _limit(self, controller: str, file: str, value: str, unified_file: str, unified_value: str = "") -> None:
         if controller in self._v1:

@@ -28,6 +28,7 @@ from moorings.privileged.accounts import PersonAccount, find_account
 from moorings.privileged.attempts import AttemptRecords, StartedProcess, boot_id
 from moorings.privileged.cgroups import CgroupTree, JobCgroup, parse_limits
 from moorings.privileged.connections import Operation, PeerConnection, PeerListener, answer_request
+from moorings.privileged.devices import PATTERNS, device_access
 from moorings.privileged.pam import open_session
 from moorings.privileged.records import is_nearly_full
 from moorings.privileged.refusals import Refused
@@ -76,6 +77,7 @@ class RootDaemon:
         controller: uid and gid of who may control; what supervisors write is for that group to read.
         account_of: finds a person's account.
         open_session: PAM's part, in the process that becomes the person.
+        patterns: of the device files that belong to jobs.
     """
 
     def __init__(
@@ -86,11 +88,12 @@ class RootDaemon:
         controller: tuple[int, int],
         account_of: Callable[[int], PersonAccount] = find_account,
         open_session: Callable[[str], None] = open_session,
+        patterns: Sequence[str] = PATTERNS,
     ) -> None:
         self._jobs = folder / "jobs"
         self._jobs.mkdir(mode=0o711, exist_ok=True)
         self._spool, self._trash = Spool(folder / "spool"), Trash(folder / "trash")
-        self._cgroups, self._supervisor = cgroups, supervisor
+        self._cgroups, self._supervisor, self._patterns = cgroups, supervisor, patterns
         self._controller, self._account_of, self._open_session = controller, account_of, open_session
         self._selector = selectors.DefaultSelector()
         self._people: dict[int, int] = {}  # by the process that serves a request: its person
@@ -182,6 +185,7 @@ class RootDaemon:
             return self._state(entry)
         if entry in self._live:
             raise Refused("attempt.live", f"attempt {self._live[entry].folder.number} has not ended")
+        access = device_access(self._patterns, limits.devices)
         self._check_disk()
         folder = AttemptRecords(self._jobs / entry / str(number))
         try:
@@ -193,7 +197,7 @@ class RootDaemon:
             raise
         live = self._live[entry] = _Live(folder)
         cgroup = self._cgroups.job(folder.cgroup)
-        cgroup.create(limits)
+        cgroup.create(limits, access)
         person = partial(self._find_person, spooled)
         begin = partial(attempts.begin_supervisor, self._supervisor, person, self._open_session, folder, cgroup)
         given = {"job": spooled.job, "order": order, "attempt": number}

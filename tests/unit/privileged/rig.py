@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -44,7 +45,8 @@ def remove_base(base: str) -> None:
     """Remove the cgroups around those of jobs, which a daemon keeps."""
     found = parse_mounts(MOUNTS.read_text())
     for folder in {*found.controllers.values(), *([found.unified] if found.unified is not None else [])}:
-        (folder / base).rmdir()
+        with contextlib.suppress(FileNotFoundError):
+            (folder / base).rmdir()
 
 
 NEEDS_ROOT = [

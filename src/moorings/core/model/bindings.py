@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from moorings.core.model.devices import DeviceId
+from moorings.core.model.serialization import OMIT_IF_DEFAULT
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,7 @@ class GcdBinding:
         file_name: ``<partition>_gcd<N>_ipuof.conf`` for IPUs; empty if the hardware needs no file.
         file_text: the whole content of that file.
         environment: variables of this GCD needed in every form (``CUDA_VISIBLE_DEVICES``).
+        device_files: paths of its device files, on a machine where other jobs cannot open them; empty: it has none.
     """
 
     gcd: int
@@ -30,6 +32,7 @@ class GcdBinding:
     file_name: str = ""
     file_text: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
+    device_files: tuple[str, ...] = field(default=(), metadata=OMIT_IF_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True)

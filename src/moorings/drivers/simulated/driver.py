@@ -359,6 +359,9 @@ def build_binding(
             gcds = [_gpu_gcd(pool, gcd, members) for gcd, members in shares]
         case _:
             gcds = [GcdBinding(gcd, tuple(device_id(pool.name, index) for index in members)) for gcd, members in shares]
+    if settings.device_files:
+        named = [tuple(settings.device_files.replace("{}", str(index)) for index in members) for _, members in shares]
+        gcds = [replace(gcd, device_files=files) for gcd, files in zip(gcds, named, strict=True)]
     api = _vipu_api(order, settings) if pool.kind == "ipu" else {}
     return Binding(order.name, api, tuple(gcds))
 

@@ -40,6 +40,8 @@ class SimulatedSettings:
         api_timeout_s: how long the vendor's runtime may wait for it, in whole seconds; poprun's default.
         clusters: number of V-IPU clusters; the devices are divided into equal groups of neighbours. A partition lies in
             one cluster.
+        device_files: the device files of the devices, with ``{}`` for a device's number; empty: they have none. On a
+            machine that people share a job opens only its own.
         name_chars_max: longest allowed partition name; longer ones make V-IPU fail with a misleading device error.
     """
 
@@ -55,6 +57,7 @@ class SimulatedSettings:
     api_port: int = 8090
     api_timeout_s: int = 120
     clusters: int = 1
+    device_files: str = ""
     name_chars_max: int = 36
 
     @classmethod
@@ -78,10 +81,18 @@ class SimulatedSettings:
             api_port=_within(table, "api_port", usual.api_port, 65_535),
             api_timeout_s=_within(table, "api_timeout_s", usual.api_timeout_s, int(TIME_S_MAX)),
             clusters=_within(table, "clusters", usual.clusters, CLUSTERS_MAX),
+            device_files=_device_files(table),
             name_chars_max=_within(table, "name_chars_max", usual.name_chars_max, NAME_CHARS_MAX),
         )
         table.reject_unknown_keys()
         return settings
+
+
+def _device_files(table: TomlTable) -> str:
+    template = table.text("device_files", "")
+    if template and (not template.startswith("/dev/") or template.count("{}") != 1 or len(template) > 200):
+        table.fail_at("device_files", f"{template[:80]!r} names no device files", hint="as /dev/accel{}")
+    return template
 
 
 def read_time_s(table: TomlTable, key: str, default: float) -> float:
