@@ -55,6 +55,7 @@ _TAGS = {
     "devices": "Single accelerators.",
     "keys": "Access keys; for admins.",
     "doctor": "What the controller finds when it looks at itself; for admins.",
+    "whoami": "The caller, as the controller knows it.",
     "controller": "The controller itself; open to all.",
 }
 

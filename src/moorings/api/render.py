@@ -43,6 +43,7 @@ from moorings.wire.forecasts import (
 from moorings.wire.shapes import (
     ApplianceJobBody,
     BindingBody,
+    CallerBody,
     CapacityBody,
     CheckpointBody,
     ClaimBody,
@@ -485,6 +486,11 @@ def key_body(key: AccessKey, secret: str | None = None) -> KeyBody:
         old_secret_until=_time(key.previous_valid_until),
         secret=secret,
     )
+
+
+def caller_body(caller: Caller) -> CallerBody:
+    """The caller itself."""
+    return CallerBody(subject=caller.subject, role=caller.role, owner_prefix=caller.owner_prefix)
 
 
 def event_body(row: EventRow, caller: Caller) -> EventBody:

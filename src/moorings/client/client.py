@@ -28,6 +28,7 @@ from moorings.wire.operations import ListPage, Operation
 from moorings.wire.shapes import (
     ApplianceJobBody,
     BindingBody,
+    CallerBody,
     CapacityBody,
     CheckpointRequest,
     ClaimBody,
@@ -125,6 +126,10 @@ class Client:
             MooringsError: it is not ready.
         """
         return self._call(operations.GET_READINESS)
+
+    def who_am_i(self) -> CallerBody:
+        """The caller itself: the subject and the role that the controller knows it by."""
+        return self._call(operations.WHO_AM_I)
 
     def get_findings(self) -> FindingsBody:
         """The controller's checks of itself; for admins."""

@@ -15,6 +15,7 @@ from moorings.wire.forecasts import DefragmentBody, DefragmentRequest, WhatIfBod
 from moorings.wire.shapes import (
     ApplianceJobBody,
     BindingBody,
+    CallerBody,
     CapacityBody,
     CheckpointRequest,
     ClaimBody,
@@ -564,6 +565,10 @@ GET_FINDINGS = Operation(
     "get_findings", "GET", "/v1/doctor", object_response("Findings", FindingsBody), ADMINS, "auth.denied"
 )
 
+# ------------------------------------------------------------------------------------------------------------- whoami
+
+WHO_AM_I = Operation("who_am_i", "GET", "/v1/whoami", object_response("Caller", CallerBody), READERS)
+
 # ----------------------------------------------------------------------------------------------------- the controller
 
 GET_HEALTH = Operation("get_health", "GET", "/healthz", json_response("it lives"), EVERYBODY, is_open=True)
@@ -633,6 +638,7 @@ OPERATIONS: tuple[Operation[Any], ...] = (
     DEFRAGMENT,
     LIST_APPLIANCE_JOBS,
     GET_FINDINGS,
+    WHO_AM_I,
     GET_HEALTH,
     GET_LIVENESS,
     GET_READINESS,

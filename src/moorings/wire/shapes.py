@@ -652,6 +652,15 @@ class KeyBody:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CallerBody:
+    """``GET /v1/whoami``: the subject that a caller's access key, or the machine's kernel, proves, and its role."""
+
+    subject: str
+    role: str
+    owner_prefix: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EventBody:
     """One row of the event log."""
 

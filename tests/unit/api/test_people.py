@@ -43,6 +43,13 @@ async def test_a_person_needs_no_key(client: Client) -> None:
         assert (answer.status, answer.json()["subject"]) == (201, "ann"), answer.body
 
 
+async def test_a_person_is_shown_its_own_name(client: Client) -> None:
+    client.ask("GET", "/v1/whoami", authorization="")
+    answer = await client.answer()
+    shown = {"apiVersion": "moorings/v1", "kind": "Caller", "subject": "ann", "role": "user", "ownerPrefix": "user/ann"}
+    assert (answer.status, answer.json()) == (200, shown)
+
+
 @pytest.mark.parametrize("secret", [USER, ADMIN, "moor_x_y", "x"])
 async def test_a_key_counts_for_nothing_there(client: Client, secret: str) -> None:
     client.ask("GET", "/v1/runs", authorization=f"Bearer {secret}")

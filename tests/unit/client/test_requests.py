@@ -112,6 +112,7 @@ def call_of(use: Callable[[Client], object]) -> ApiCall[Any]:
             "/v1/appliance/jobs?label=a%3Db&limit=1000",
         ),
         (lambda client: client.list_keys(), "GET", "/v1/keys?limit=1000"),
+        (lambda client: client.who_am_i(), "GET", "/v1/whoami"),
         (lambda client: client.delete_key("k"), "DELETE", "/v1/keys/k"),
         (
             lambda client: client.list_events(EventFilter("c", "r", ("claim.*", "run.ended")), after=7, limit=5),

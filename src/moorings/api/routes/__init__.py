@@ -20,6 +20,7 @@ from moorings.api.routes import (
     queues,
     runs,
     whatif,
+    whoami,
 )
 
 ROUTES: tuple[Route, ...] = (
@@ -37,6 +38,7 @@ ROUTES: tuple[Route, ...] = (
     *defragment.ROUTES,
     *appliance.ROUTES,
     *doctor.ROUTES,
+    *whoami.ROUTES,
     *health.ROUTES,
     *metrics.ROUTES,
 )
