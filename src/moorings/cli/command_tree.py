@@ -27,6 +27,7 @@ NOUNS: dict[str, tuple[str, ...]] = {
     "claim": ("claims", "cl"),
     "checkpoint": ("checkpoints", "ckpt", "ckpts"),
     "run": ("runs", "job", "jobs"),
+    "queue": ("queues", "q"),
     "project": ("projects", "proj"),
     "quota": ("quotas",),
     "key": ("keys",),

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from moorings.cli.queue_entries import load_queue
 from moorings.client.client import Client
 from moorings.client.requests import ApplianceFilter
 from moorings.core.model.errors import MooringsError
@@ -32,6 +33,7 @@ _NAMES: dict[str, Callable[[Client], list[str]]] = {
     "partition": lambda client: [partition.name for partition in client.list_partitions()],
     "claim": lambda client: [claim.name for claim in client.list_claims()],
     "run": lambda client: [name for run in client.list_runs() for name in dict.fromkeys((run.id, run.name))],
+    "queue": lambda client: list(dict.fromkeys(entry.name for entry in load_queue(client) if entry.name)),
     "job": lambda client: [job.id for job in client.appliance_jobs(ApplianceFilter())],
     "project": lambda client: [project.name for project in client.list_projects()],
     "quota": lambda client: [project.name for project in client.list_projects()],

@@ -27,6 +27,8 @@ T = TypeVar("T")
 FORMATS = ("table", "wide", "json", "yaml", "name", "csv")
 CUSTOM = "custom-columns"
 GAP = "   "
+LAST_CHARS = 20  # of the last column on a narrow terminal, if narrower others leave them
+NARROWED_CHARS = 8  # at least, of a column that is cut
 _ACRONYMS = {"id": "ID", "gcd": "GCD", "gcds": "GCDs", "cpus": "CPUs", "csx": "CSX"}
 
 _COLOUR_OF = {
@@ -123,13 +125,22 @@ def render_data(data: Mapping[str, object], form: OutputFormat, look: TableStyle
     return _document(dict(data), form, look)
 
 
-def render_table(headers: Sequence[str], rows: Iterable[Sequence[str]], look: TableStyle = TableStyle()) -> str:
-    """Aligned columns; the last one is cut if the line is too wide for the terminal."""
+def render_table(
+    headers: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    look: TableStyle = TableStyle(),
+    narrowed: Sequence[int] = (),
+) -> str:
+    """Aligned columns; the last one is cut if the line is too wide for the terminal.
+
+    Before it becomes shorter than ``LAST_CHARS``, columns of the numbers in ``narrowed`` are cut, the widest first.
+    """
     cells = [[escape_controls(cell) or NOTHING for cell in row] for row in rows]
     shown = [list(headers), *cells] if look.headers else cells
     widths = [max((len(row[index]) for row in shown), default=0) for index in range(len(headers))]
     if look.widths is not None:
         look.widths[:] = widths = [max(pair) for pair in zip_longest(widths, look.widths, fillvalue=0)]
+    widths = _narrow(widths, narrowed, look)
     lines = []
     for number, row in enumerate(shown):
         cut = _cut(row, widths, look)
@@ -174,7 +185,8 @@ def sort_items(items: Sequence[T], path: str) -> list[T]:
 
 def _lines(kind: ResourceKind[T], items: Sequence[T], form: OutputFormat, now: Timestamp, look: TableStyle) -> str:
     if form.name == "name":
-        return "\n".join(f"{kind.noun}/{escape_controls(kind.ident(item))}" for item in items)
+        named = kind.reference or (lambda item: f"{kind.noun}/{kind.ident(item)}")
+        return "\n".join(escape_controls(named(item)) for item in items)
     if form.name == CUSTOM:
         rows = [[_text(_at(encode(item), path)) for _, path in form.columns] for item in items]
         return render_table([header for header, _ in form.columns], rows, look)
@@ -188,7 +200,8 @@ def _lines(kind: ResourceKind[T], items: Sequence[T], form: OutputFormat, now: T
 
 def _table(columns: Sequence[TableColumn[T]], items: Sequence[T], now: Timestamp, look: TableStyle) -> str:
     rows = ([_text(column.cell(item, now)) for column in columns] for item in items)
-    return render_table([column.header for column in columns], rows, look)
+    narrowed = [index for index, column in enumerate(columns) if column.is_narrowed]
+    return render_table([column.header for column in columns], rows, look, narrowed)
 
 
 def _csv(columns: Sequence[TableColumn[T]], items: Sequence[T], now: Timestamp, look: TableStyle) -> str:
@@ -233,15 +246,33 @@ def _text(value: object) -> str:
     return "" if value is None else str(value)
 
 
+def _narrow(widths: Sequence[int], narrowed: Sequence[int], look: TableStyle) -> list[int]:
+    """The widths of the columns on the terminal; the last one's is what is left for it."""
+    widths = list(widths)
+    if look.width is None:
+        return widths
+    room = look.width - len(GAP) * (len(widths) - 1) - sum(widths[:-1])
+    wanted = min(widths[-1], LAST_CHARS)
+    while room < wanted and narrowed:
+        widest = max(narrowed, key=lambda index: widths[index])
+        if widths[widest] <= NARROWED_CHARS:
+            break
+        widths[widest] -= 1
+        room += 1
+    widths[-1] = max(NARROWED_CHARS, room)
+    return widths
+
+
 def _cut(row: Sequence[str], widths: Sequence[int], look: TableStyle) -> list[str]:
     if look.width is None:
         return list(row)
-    room = max(8, look.width - sum(widths[:-1]) - len(GAP) * (len(widths) - 1))
-    last = row[-1]
-    if len(last) <= room:
-        return list(row)
+    return [cut_text(cell, width, look) for cell, width in zip(row, widths, strict=True)]
+
+
+def cut_text(text: str, chars: int, look: TableStyle = TableStyle()) -> str:
+    """``text`` in at most so many characters, with a sign where it was cut."""
     sign = "…" if look.unicode else "..."
-    return [*row[:-1], last[: room - len(sign)] + sign]
+    return text if len(text) <= chars else text[: chars - len(sign)] + sign
 
 
 def _painted(padded: str, text: str, look: TableStyle) -> str:

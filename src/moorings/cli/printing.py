@@ -46,7 +46,7 @@ class ResourcePrinter:
         ordered = sort_items(items, self.sort_by) if self.sort_by else items
         console = self.session.console
         if not items and self.form.name not in ("json", "yaml"):
-            console.info(f"No {kind.plural} found{where}.")
+            console.info(f"{kind.nothing or f'No {kind.plural} found'}{where}.")
             return
         console.print_data(render_list(kind, ordered, self.form, self.session.now(), self.look))
 

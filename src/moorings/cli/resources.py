@@ -13,6 +13,7 @@ from itertools import groupby
 from typing import Any, Generic, TypeVar
 
 from moorings.cli.guarantees import blocks_text, format_guarantees
+from moorings.cli.queue_entries import QueueEntry
 from moorings.core.model.quantities import age_text, amount_text, duration_text
 from moorings.core.model.timestamps import Timestamp, seconds_between
 from moorings.terminal.text import escape_controls
@@ -57,11 +58,15 @@ EVENT_DATA_SHOWN = (
 
 @dataclass(frozen=True, slots=True)
 class TableColumn(Generic[T]):
-    """One column: its header, and the function for its cells. ``wide``: only with ``-o wide``."""
+    """One column: its header, and the function for its cells.
+
+    ``wide``: only with ``-o wide``. ``is_narrowed``: cut on a narrow terminal, so that the last column keeps some room.
+    """
 
     header: str
     cell: Callable[[T, Timestamp], object]
     wide: bool = False
+    is_narrowed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +88,8 @@ class ResourceKind(Generic[T]):
         columns: its table.
         ident: what ``-o name`` prints after the noun.
         folded: a shorter table, if there is one.
+        reference: what ``-o name`` prints instead, where an item is another noun's as well.
+        nothing: what is said of an empty list; empty: that there are none of the plural.
     """
 
     noun: str
@@ -93,6 +100,8 @@ class ResourceKind(Generic[T]):
     columns: tuple[TableColumn[T], ...]
     ident: Callable[[T], str]
     folded: GroupedView[T] | None = None
+    reference: Callable[[T], str] | None = None
+    nothing: str = ""
 
 
 def age(text: str | None, now: Timestamp) -> str:
@@ -122,6 +131,17 @@ def estimate_text(found: EstimateBody, now: Timestamp, *, would: str = "starts")
 def topology_text(pool: PoolBody) -> str:
     """How a pool is wired, in a word: ``power-of-two 4x64``."""
     return f"{pool.topology.type} {pool.topology.domains}x{pool.topology.domain_size}"
+
+
+def size_text(size: int, accelerator: str) -> str:
+    """Devices and their kind: ``16 ipu``; empty for none."""
+    return f"{size} {accelerator}" if size else ""
+
+
+def elapsed_text(entry: QueueEntry, now: Timestamp) -> str:
+    """How long it has run or waited, and its time limit if it has one: ``12m/2h``."""
+    limit = "" if entry.time_limit_s is None else f"/{age_text(entry.time_limit_s)}"
+    return f"{age(entry.since, now)}{limit}"
 
 
 def subject_of(event: EventBody) -> str:
@@ -321,6 +341,33 @@ RUNS: ResourceKind[RunBody] = ResourceKind(
     lambda item: item.id,
 )
 
+# ``/v1/queues`` of the API are the queues of other schedulers; this is the controller's own, of which there is one.
+QUEUE_ENTRIES: ResourceKind[QueueEntry] = ResourceKind(
+    "queue",
+    "queues",
+    ("q",),
+    "QueueEntry",
+    QueueEntry,
+    (
+        TableColumn("POS", field_cell("position")),
+        TableColumn("USER", field_cell("user"), is_narrowed=True),
+        TableColumn("NAME", field_cell("name"), is_narrowed=True),
+        TableColumn("STATE", field_cell("state")),
+        TableColumn("DEVICES", lambda item, _now: size_text(item.size, item.accelerator)),
+        TableColumn("TIME/LIMIT", elapsed_text),
+        wide("ID", field_cell("ident")),
+        wide("POOL", field_cell("pool")),
+        wide("BLOCK", field_cell("devices")),
+        wide("PROJECT", field_cell("project")),
+        wide("PRIORITY", field_cell("priority")),
+        TableColumn("REASON", field_cell("short_reason")),
+        wide("DETAIL", lambda item, _now: reason_text(item.reason) if item.short_reason else ""),
+    ),
+    lambda item: item.ident,
+    reference=lambda item: f"run/{item.run}" if item.run else f"claim/{item.name or item.claim}",
+    nothing="Nothing runs or waits",
+)
+
 CHECKPOINTS: ResourceKind[CheckpointBody] = ResourceKind(
     "checkpoint",
     "checkpoints",
@@ -424,5 +471,6 @@ EVENTS: ResourceKind[EventBody] = ResourceKind(
 )
 
 KINDS: dict[str, ResourceKind[Any]] = {
-    kind.noun: kind for kind in (POOLS, DEVICES, PARTITIONS, CLAIMS, RUNS, CHECKPOINTS, PROJECTS, QUOTAS, KEYS, EVENTS)
+    kind.noun: kind
+    for kind in (POOLS, DEVICES, PARTITIONS, CLAIMS, RUNS, QUEUE_ENTRIES, CHECKPOINTS, PROJECTS, QUOTAS, KEYS, EVENTS)
 }

@@ -1,5 +1,6 @@
 """One fleet as the API shows it, for every table: a full pool and a broken one, what waits, runs, has ended."""
 
+from moorings.cli.queue_entries import build_queue
 from moorings.core.model.timestamps import Timestamp
 from moorings.wire.codec import parse_time
 from moorings.wire.shapes import (
@@ -153,6 +154,34 @@ RUNS = (
         ended_at="2026-01-31T11:00:00.000000Z",
     ),
 )
+GRANTED = {"state": "READY", "pool": "pod64", "ready_at": "2026-01-31T11:30:00.000000Z"}
+QUEUED_CLAIMS = (
+    claim("digits", owner="local/run-7f3kq2m4xw2a", devices="16-31", time_limit_s=7200.0, **GRANTED),
+    claim("", id="claim-hidden", owner="local/run-hidden", subject="bartholomew", size=4, **GRANTED),
+    claim("byhand", owner="user/carol", subject="agent-of-carol", size=1, **GRANTED),
+    claim("slurm-77", owner="slurm/alpha/77/x/0/0", subject="slurm-alpha", size=2, devices="8-9", **GRANTED),
+    claim("late", state="PENDING", owner="local/run-late", reason=FULL, position=2, time_limit_s=86400.0),
+    claim("first", state="PENDING", owner="local/run-first", subject="bob", size=64, reason=FULL, position=1),
+    claim("leaving", id="claim-leaving", state="RELEASING", owner="local/run-leaving", size=0, pool="pod64"),
+)
+QUEUED_RUNS = (
+    run(started_at="2026-01-31T11:31:00.000000Z"),
+    run("run-late", "a-sweep-over-the-learning-rates", state="WAITING", claim="claim-late", reason=FULL, position=2),
+    run("run-first", "first", state="WAITING", subject="bob", claim="claim-first", reason=FULL, position=1),
+    run("run-ended", claim="claim-that-has-ended-since"),
+    run("run-paused", state="PAUSED", claim=None),
+    run(
+        "run-slurm",
+        "queued-there",
+        state="WAITING",
+        engine="slurm",
+        claim=None,
+        reference="78",
+        reason=ReasonBody(code="engine.waiting", message="Slurm: (Priority)"),
+    ),
+    run("run-running-there", "there", engine="slurm", claim=None, reference="77", started_at="2026-01-31T11:59:10Z"),
+)
+QUEUE = build_queue(QUEUED_CLAIMS, QUEUED_RUNS)
 PROJECTS = (
     ProjectBody(
         name="lab",
@@ -273,6 +302,7 @@ OF_KIND = {
     "partition": PARTITIONS,
     "claim": CLAIMS,
     "run": RUNS,
+    "queue": QUEUE,
     "checkpoint": CHECKPOINTS,
     "project": PROJECTS,
     "quota": QUOTAS,

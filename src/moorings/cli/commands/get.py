@@ -20,7 +20,8 @@ from moorings.cli.command_tree import (
 from moorings.cli.commands.events import events
 from moorings.cli.output import TableStyle, render_line, render_list
 from moorings.cli.printing import ResourcePrinter, make_printer, output_options
-from moorings.cli.resources import CHECKPOINTS, KINDS, QUOTAS, ResourceKind
+from moorings.cli.queue_entries import QueueEntry, load_queue, select_entries
+from moorings.cli.resources import CHECKPOINTS, KINDS, QUEUE_ENTRIES, QUOTAS, ResourceKind
 from moorings.client.requests import ClaimFilter, RunFilter
 from moorings.terminal.context import CommandContext
 from moorings.terminal.following import make_patience
@@ -53,6 +54,15 @@ def _load_runs(session: CommandContext, filters: Filters) -> Sequence[Any]:
     return _matching(runs, pool=filters["pool"])
 
 
+def _load_queue(session: CommandContext, filters: Filters) -> Sequence[QueueEntry]:
+    if filters["mine"] and filters["user"]:
+        raise click.UsageError("--mine and --user exclude each other")
+    client = session.client
+    user = client.who_am_i().subject if filters["mine"] else filters["user"]
+    pool = client.get_pool(filters["pool"]) if filters["pool"] else None
+    return select_entries(load_queue(client), user=user, project=filters["project"], pool=pool)
+
+
 def _load_checkpoints(session: CommandContext, filters: Filters) -> Sequence[Any]:
     runs = session.client.list_runs(RunFilter(all=bool(filters["all"])))
     return [checkpoint for run in runs for checkpoint in run.checkpoints or ()]
@@ -79,6 +89,20 @@ _LOADS: dict[str, tuple[Load, Sequence[Callable[[Any], Any]]]] = {
         (_pool, _state, click.option("--owner", metavar="PREFIX", help="Only of owners that begin with this."), _all),
     ),
     "run": (_load_runs, (_pool, _state, _all)),
+    "queue": (
+        _load_queue,
+        (
+            click.option("--mine", is_flag=True, help="Only your own."),
+            click.option("--user", metavar="NAME", help="Only of this user."),
+            click.option(
+                "--project",
+                metavar="NAME",
+                help="Only of this project and those below it.",
+                shell_complete=complete_names("project"),
+            ),
+            _pool,
+        ),
+    ),
     "checkpoint": (_load_checkpoints, (_all,)),
     "project": (lambda session, _filters: session.client.list_projects(), ()),
     "quota": (lambda session, f: _matching(session.client.list_quotas(), pool=f["pool"]), (_pool,)),
@@ -132,6 +156,8 @@ def _show(session: CommandContext, kind: ResourceKind[Any], names: Sequence[str]
         _watch_list(shown, kind, chosen, filters)
     elif kind is QUOTAS and chosen:
         _show_quotas(shown, chosen, filters)
+    elif kind is QUEUE_ENTRIES and chosen:
+        _show_queued(shown, chosen, filters)
     elif kind is CHECKPOINTS and chosen:
         _show_checkpoints(session, shown, kind, chosen)
     elif len(chosen) == 1:
@@ -150,6 +176,21 @@ def _show_quotas(shown: ResourcePrinter, projects: Sequence[str], filters: Filte
     for name in missing:
         shown.session.client.project(name)
     shown.show_list(QUOTAS, found)
+
+
+def _show_queued(shown: ResourcePrinter, names: Sequence[str], filters: Filters) -> None:
+    """Show the rows with these names; several runs may have one. The first missing one is the error."""
+    from moorings.core.model.errors import MooringsError
+
+    entries = _load_queue(shown.session, filters)
+    found = [entry for entry in entries if not _names_of(QUEUE_ENTRIES, entry).isdisjoint(names)]
+    if found:
+        shown.show_list(QUEUE_ENTRIES, found)
+    known = {name for entry in found for name in _names_of(QUEUE_ENTRIES, entry)}
+    missing = next((name for name in names if name not in known), None)
+    if missing is not None:
+        hint = "'moor get runs --all' shows what has ended as well"
+        raise MooringsError("run.unknown", f"nothing that runs or waits is called {missing!r}", hint=hint)
 
 
 def _show_named(shown: ResourcePrinter, kind: ResourceKind[Any], names: Sequence[str]) -> None:
@@ -179,6 +220,8 @@ def _watch_list(shown: ResourcePrinter, kind: ResourceKind[Any], names: Sequence
 
 
 def _names_of(kind: ResourceKind[Any], item: Any) -> set[str]:  # noqa: ANN401 - any kind of item
+    if kind is QUEUE_ENTRIES:
+        return {item.name, item.run, item.claim} - {"", None}
     return {kind.ident(item), item.project if kind is QUOTAS else getattr(item, "id", "")}
 
 
@@ -195,8 +238,17 @@ def _command(noun: str) -> click.Command:
         _show(session, kind, names, filters)
 
     decorated = options(names_argument(noun), *extra, output_options, _watch)(callback)
-    name = f"{kind.plural}"
-    return click.command(name, cls=MoorCommand, help=f"List {name}, or show some by name.")(click.pass_obj(decorated))
+    name, text = kind.plural, f"List {kind.plural}, or show some by name."
+    if kind is QUEUE_ENTRIES:
+        name, text = kind.noun, _QUEUE_HELP
+    return click.command(name, cls=MoorCommand, help=text)(click.pass_obj(decorated))
+
+
+_QUEUE_HELP = (
+    "Show who runs and who waits.\n\n"
+    "What runs comes first, by its start; then what waits, in the order of the queue, with the reason. -o wide has the "
+    "whole reason."
+)
 
 
 def _group(verb: str, text: str, epilog: str) -> NounGroup:
@@ -216,6 +268,7 @@ get = _group(
         "moor get runs --all --sort-by createdAt",
         "moor get devices --pool pod64 --state DRAINED",
         "moor get claim/p64 -o json",
+        "moor get queue --mine",
     ),
 )
 
@@ -225,7 +278,7 @@ watch = _group(
     examples("moor watch runs", "moor watch partitions -o json"),
 )
 watch.context_settings["default_map"] = {
-    **{KINDS[noun].plural: {"watch": True} for noun in _LOADS},
+    **{command.name: {"watch": True} for command in watch.commands.values()},
     "events": {"follow": True},
 }
 
