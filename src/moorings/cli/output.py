@@ -18,7 +18,7 @@ from moorings.cli.resources import NOTHING, ResourceKind, TableColumn, age
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.quantities import duration_text
 from moorings.core.model.timestamps import Timestamp
-from moorings.terminal.text import escape_controls, is_all_printable, is_printable
+from moorings.terminal.text import cut_text, escape_controls, is_all_printable, is_printable
 from moorings.wire.codec import encode, field_types
 from moorings.wire.shapes import API_VERSION
 
@@ -266,13 +266,7 @@ def _narrow(widths: Sequence[int], narrowed: Sequence[int], look: TableStyle) ->
 def _cut(row: Sequence[str], widths: Sequence[int], look: TableStyle) -> list[str]:
     if look.width is None:
         return list(row)
-    return [cut_text(cell, width, look) for cell, width in zip(row, widths, strict=True)]
-
-
-def cut_text(text: str, chars: int, look: TableStyle = TableStyle()) -> str:
-    """``text`` in at most so many characters, with a sign where it was cut."""
-    sign = "…" if look.unicode else "..."
-    return text if len(text) <= chars else text[: chars - len(sign)] + sign
+    return [cut_text(cell, width, unicode=look.unicode) for cell, width in zip(row, widths, strict=True)]
 
 
 def _painted(padded: str, text: str, look: TableStyle) -> str:

@@ -6,10 +6,11 @@ cursor.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TextIO
 
 from moorings.terminal.errors import OutputClosed
@@ -17,6 +18,8 @@ from moorings.terminal.text import escape_controls
 
 _COLOURS = {"green": "32", "yellow": "33", "red": "31", "grey": "90"}
 _SIGNS = {"…": "...", "✓": "ok", "→": "->"}
+_FULL_SCREEN = "\x1b[?1049h\x1b[?25l"  # another screen without a cursor: that before it, with its lines, comes back
+_FULL_SCREEN_END = "\x1b[?25h\x1b[?1049l"
 
 
 class Console:
@@ -64,6 +67,11 @@ class Console:
             return None
         return _columns(sys.stdout)
 
+    @property
+    def lines(self) -> int | None:
+        """The height of the terminal that shows the data; None: there is none."""
+        return _size(sys.stdout).lines or None if self.out_is_tty else None
+
     def print_line(self, text: str) -> None:
         """Write a sentence to stdout; it may contain foreign text.
 
@@ -80,6 +88,33 @@ class Console:
         """
         try:
             print(text, file=sys.stdout, flush=True)  # noqa: T201 - this is the one place
+        except BrokenPipeError:
+            raise OutputClosed from None
+
+    @contextlib.contextmanager
+    def full_screen(self) -> Iterator[None]:
+        """The terminal's other screen for ``draw``; at the end the first one is as it was."""
+        self._write(_FULL_SCREEN)
+        try:
+            yield
+        finally:
+            self._write(_FULL_SCREEN_END)
+
+    def draw(self, text: str) -> None:
+        """Replace the screen by rendered text. Line by line, as a screen that is cleared first flickers.
+
+        Raises:
+            OutputClosed: the terminal has gone.
+        """
+        lines = text.split("\n")
+        # Each line is cleared before it is written: behind a full one the cursor still stands on its last character.
+        rest = f"\x1b[{len(lines) + 1}H\x1b[J" if len(lines) < (self.lines or 0) else ""
+        self._write("\x1b[H" + "\n".join(f"\x1b[K{line}" for line in lines) + rest)
+
+    def _write(self, text: str) -> None:
+        try:
+            sys.stdout.write(text)
+            sys.stdout.flush()
         except BrokenPipeError:
             raise OutputClosed from None
 
@@ -132,7 +167,12 @@ def _takes_unicode(stream: TextIO) -> bool:
 
 
 def _columns(stream: TextIO) -> int | None:
+    return _size(stream).columns or None
+
+
+def _size(stream: TextIO) -> os.terminal_size:
+    """Columns and lines; zeros if they are not known."""
     try:
-        return os.get_terminal_size(stream.fileno()).columns or None
+        return os.get_terminal_size(stream.fileno())
     except (OSError, ValueError):
-        return None
+        return os.terminal_size((0, 0))

@@ -18,3 +18,9 @@ def escape_controls(text: str) -> str:
     if text.isprintable():  # most texts are, and a listing has a hundred thousand
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def cut_text(text: str, chars: int, *, unicode: bool = True) -> str:
+    """``text`` in at most so many characters, with a sign where it was cut."""
+    sign = "…" if unicode else "..."
+    return text if len(text) <= chars else text[: chars - len(sign)] + sign

@@ -51,6 +51,7 @@ def test_a_short_flag_means_one_thing():
         "-l": {"--selector"},
         "-o": {"--output"},
         "-p": {"--path"},
+        "-i": {"--interval"},
         "-w": {"--watch"},
         "-A": {"--all"},
         "-f": {"--follow"},

@@ -5,11 +5,13 @@ from dataclasses import replace
 
 import pytest
 
+from moorings.cli import queue_entries
 from moorings.cli.output import OutputFormat, TableStyle, render_list
 from moorings.cli.queue_entries import build_queue, select_entries
 from moorings.cli.resources import QUEUE_ENTRIES
 from moorings.wire.codec import encode
 from moorings.wire.shapes import CallerBody, PauseBody
+from moorings.workloads.runs import RunState
 from tests.cases import cases
 from tests.unit.cli import samples
 from tests.unit.cli.test_output import check_golden
@@ -76,6 +78,10 @@ def test_the_state_has_the_words_of_runs_also_where_the_run_is_hidden(claim, run
     entry = entry_of(samples.claim("digits", state=claim, owner="local/run-7f3kq2m4xw2a"), *runs)
     assert entry.state == shown
     assert entry.is_waiting is (claim == "PENDING")
+
+
+def test_the_states_of_runs_are_those_of_runs():
+    assert {*queue_entries._RUN_STATES.values(), queue_entries._RUN_PAUSED} <= set(RunState)
 
 
 def test_a_claim_without_a_run_has_its_own_state():

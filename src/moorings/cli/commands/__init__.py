@@ -24,6 +24,7 @@ COMMANDS: dict[str, CommandEntry] = {
         "whatif", "Compare another policy with the current one for the claims that wait now.", _LOOK
     ),
     "watch": CommandEntry("get", "List objects, then print each change.", _LOOK),
+    "top": CommandEntry("top", "Show pools, people and the queue, and redraw the screen.", _LOOK),
     "events": CommandEntry("events", "Show what has happened.", _LOOK),
     "create": CommandEntry("create", "Make a partition, a claim, a project or an access key.", _CHANGE),
     "set": CommandEntry("projects", "Change a project.", _CHANGE),

@@ -1,0 +1,113 @@
+"""What each user holds and waits for, and what the limits of projects leave: for ``moor top`` and ``moor motd``."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from moorings.cli.queue_entries import QueueEntry, is_within
+from moorings.wire.shapes import PoolBody, ProjectBody, QuotaBody
+
+
+@dataclass(frozen=True, slots=True)
+class UserQuota:
+    """A project's limit for each user: ``held`` of at most ``most`` devices."""
+
+    project: str
+    held: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
+class UserSummary:
+    """What a user has.
+
+    Attributes:
+        held: devices, by kind.
+        share: the dominant share: the largest part, 0 to 1, of the devices of one kind.
+        running: rows of the queue that run.
+        waiting: those that wait.
+        user_quotas: of the projects that limit users, where this one has something.
+    """
+
+    user: str
+    held: Mapping[str, int]
+    share: float
+    running: int
+    waiting: int
+    user_quotas: tuple[UserQuota, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DevicesLeft:
+    """The tightest limit for a user in a project: ``left`` of ``most`` devices, under a limit of ``project``."""
+
+    project: str
+    left: int
+    most: int
+
+
+def summarize_users(
+    entries: Sequence[QueueEntry], pools: Iterable[PoolBody], projects: Iterable[ProjectBody]
+) -> list[UserSummary]:
+    """Each user who runs or waits; those who hold most come first."""
+    devices: Counter[str] = Counter()
+    for pool in pools:
+        devices[pool.accelerator] += pool.devices
+    limits = [(project.name, project.user_devices_max) for project in projects if project.user_devices_max is not None]
+    entries_of: dict[str, list[QueueEntry]] = defaultdict(list)
+    for entry in entries:
+        entries_of[entry.user].append(entry)
+    found = [_summary(user, own, devices, limits) for user, own in entries_of.items()]
+    return sorted(found, key=lambda each: (-each.share, -sum(each.held.values()), -each.waiting, each.user))
+
+
+def _summary(
+    user: str, own: Sequence[QueueEntry], devices: Mapping[str, int], limits: Iterable[tuple[str, int]]
+) -> UserSummary:
+    held: Counter[str] = Counter()
+    for entry in own:
+        if not entry.is_waiting and entry.size:
+            held[entry.accelerator] += entry.size
+    quotas = (
+        UserQuota(name, _held_within(name, own), most)
+        for name, most in limits
+        if any(is_within(entry.project, name) for entry in own)
+    )
+    return UserSummary(
+        user,
+        dict(held),
+        max((size / devices[kind] for kind, size in held.items() if devices.get(kind)), default=0.0),
+        sum(not entry.is_waiting for entry in own),
+        sum(entry.is_waiting for entry in own),
+        tuple(quotas),
+    )
+
+
+def find_devices_left(
+    project: str, own: Sequence[QueueEntry], projects: Iterable[ProjectBody], quotas: Sequence[QuotaBody]
+) -> DevicesLeft | None:
+    """What the limits of a project and those above it leave a user; None: no limit is known.
+
+    Args:
+        project: by its path.
+        own: the user's entries.
+        projects: all that are defined.
+        quotas: what the projects hold.
+    """
+    found = []
+    for above in projects:
+        if not is_within(project, above.name):
+            continue
+        if above.user_devices_max is not None:
+            held = _held_within(above.name, own)
+            found.append(DevicesLeft(above.name, max(0, above.user_devices_max - held), above.user_devices_max))
+        if above.devices_max is not None:
+            used = sum(quota.held + quota.borrowed for quota in quotas if quota.project == above.name)
+            found.append(DevicesLeft(above.name, max(0, above.devices_max - used), above.devices_max))
+    return min(found, key=lambda each: each.left, default=None)
+
+
+def _held_within(project: str, own: Iterable[QueueEntry]) -> int:
+    return sum(entry.size for entry in own if not entry.is_waiting and is_within(entry.project, project))
