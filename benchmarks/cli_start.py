@@ -1,4 +1,4 @@
-"""CPU of the command line: ``moor --version`` and ``moor get partitions`` against a live controller.
+"""CPU of the command line: ``moor --version``, ``moor get partitions`` and ``moor motd`` against a live controller.
 
 User and system CPU of the whole process, median. Bound: the same interpreter doing nothing.
 """
@@ -29,15 +29,16 @@ def run() -> Report:
         try:
             version = _cpu_ms([moor, "--version"], environment)
             listing = _cpu_ms([moor, "get", "partitions"], environment)
+            login = _cpu_ms([moor, "motd"], environment)
         finally:
             process.terminate()
             process.wait(20)
     nothing = _cpu_ms([sys.executable, "-c", "pass"], dict(os.environ))
     return Report(
         name="cli_start",
-        figures={"version_cpu_ms": version, "get_cpu_ms": listing},
-        bounds={"version_cpu_ms": nothing, "get_cpu_ms": nothing},
-        anchors={"version_cpu_ms": 120, "get_cpu_ms": 250},
+        figures={"version_cpu_ms": version, "get_cpu_ms": listing, "motd_cpu_ms": login},
+        bounds={"version_cpu_ms": nothing, "get_cpu_ms": nothing, "motd_cpu_ms": nothing},
+        anchors={"version_cpu_ms": 120, "get_cpu_ms": 250, "motd_cpu_ms": 250},
         notes=(f"median of {ROUNDS}; bound: python -c pass",),
     )
 

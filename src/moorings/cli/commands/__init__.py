@@ -25,6 +25,7 @@ COMMANDS: dict[str, CommandEntry] = {
     ),
     "watch": CommandEntry("get", "List objects, then print each change.", _LOOK),
     "top": CommandEntry("top", "Show pools, people and the queue, and redraw the screen.", _LOOK),
+    "motd": CommandEntry("motd", "Print a few lines about the machine for a login.", _LOOK),
     "events": CommandEntry("events", "Show what has happened.", _LOOK),
     "create": CommandEntry("create", "Make a partition, a claim, a project or an access key.", _CHANGE),
     "set": CommandEntry("projects", "Change a project.", _CHANGE),

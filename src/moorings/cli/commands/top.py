@@ -22,9 +22,9 @@ INTERVAL_S = 2.0
 @click.command(
     cls=MoorCommand,
     help="Show pools, people and the queue, and redraw the screen.\n\n"
-    "For each pool its devices: OUT are drained or broken. For each user what they hold and wait for: SHARE is of all "
-    "devices of a kind, QUOTA of the projects that limit users. Then as much of the queue as there is room for. "
-    "Ctrl-C ends it. Without a terminal it prints one screen, with all rows.",
+    "For each pool its devices: OUT are drained or broken, also while a job still has them. For each user what they "
+    "hold and wait for: SHARE is of all devices of a kind, QUOTA of the projects that limit users. Then as much of the "
+    "queue as there is room for. Ctrl-C ends it. Without a terminal it prints one screen, with all rows.",
     epilog=examples("moor top", "moor top -i 10", "moor top --once"),
 )
 @click.option(
