@@ -255,3 +255,35 @@ def test_a_crowd_and_kills_leave_nothing_and_run_nothing_twice(
     for attempt in (machine.root / "var/lib/moorings-jobs/jobs").glob("*/*/run"):
         person = int(attempt.parent.parent.name.partition("-")[0])
         assert {path.lstat().st_uid for path in (attempt, *attempt.rglob("*"))} == {person}
+
+
+def test_people_see_who_runs_and_who_waits(machine: SharedMachineRig) -> None:
+    (pool,) = machine.ask("ann", "get", "pools")["items"]
+    size = str(pool["devices"])
+    first = machine.moor(
+        "ann", "run", "--detach", "--name", "first", "--ipus", size, "--", "sleep", "300"
+    ).stdout.strip()
+    until(lambda: machine.ask("ann", "get", "run", first)["state"] == "RUNNING")
+    then = machine.moor("bob", "run", "--detach", "--name", "then", "--ipus", size, "--", "true").stdout.strip()
+    until(lambda: machine.ask("bob", "get", "run", then)["state"] == "WAITING")
+    for person in ("ann", "bob", "root"):
+        entries = machine.ask(person, "get", "queue")["items"]
+        assert [(each["user"], each["state"], each["size"], each.get("position")) for each in entries] == [
+            ("ann", "RUNNING", pool["devices"], None),
+            ("bob", "WAITING", pool["devices"], 1),
+        ]
+    assert machine.moor("bob", "get", "queue", "--mine", "-o", "name").stdout == f"run/{then}\n"
+    frame = machine.moor("bob", "top", "--once")
+    assert (frame.returncode, "   1 running, 1 waiting\n" in frame.stdout) == (0, True), frame
+    # A busy machine may need longer for it than a login waits: then it says nothing.
+    lines = until(lambda: machine.moor("bob", "motd").stdout.splitlines())
+    assert lines == [
+        f"Free: {pool['name']} 0 of {size} {pool['accelerator']}",
+        "Waiting: 1 person with 1 job",
+        "Yours: 0 running, 1 waiting",
+        "  then waits at position 1: its block in use",
+    ]
+    assert until(lambda: machine.moor("root", "motd").stdout.splitlines()) == lines[:2]
+    assert machine.moor("ann", "cancel", first).returncode == 0
+    until(lambda: machine.ask("bob", "get", "run", then)["state"] == "SUCCEEDED")
+    assert machine.ask("ann", "get", "queue")["items"] == []
