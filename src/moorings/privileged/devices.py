@@ -33,11 +33,11 @@ class DeviceAccess:
 
     Attributes:
         closed: majors of character devices.
-        opened: major and minor of those among them that it may open.
+        allowed: major and minor of those among them that it may open.
     """
 
     closed: frozenset[int] = frozenset()
-    opened: frozenset[tuple[int, int]] = frozenset()
+    allowed: frozenset[tuple[int, int]] = frozenset()
 
 
 ALL_DEVICES = DeviceAccess()
@@ -89,7 +89,7 @@ def v1_lines(access: DeviceAccess) -> list[str]:
     text = Path("/proc/devices").read_text().partition("Block devices:")[0]
     majors = {int(words[0]) for line in text.splitlines() if (words := line.split()) and words[0].isdecimal()}
     lines = ["b *:* rwm", *(f"c {major}:* rwm" for major in sorted(majors - access.closed))]
-    return [*lines, *(f"c {major}:{minor} rwm" for major, minor in sorted(access.opened))]
+    return [*lines, *(f"c {major}:{minor} rwm" for major, minor in sorted(access.allowed))]
 
 
 def load_program(access: DeviceAccess) -> int:
@@ -118,8 +118,8 @@ def attach_program(cgroup: Path, program: int) -> None:
 
 
 def _instructions(access: DeviceAccess) -> bytes:
-    """``return major not in closed or (major, minor) in opened`` of a character device (struct bpf_cgroup_dev_ctx)."""
-    tests = [(*each, True) for each in sorted(access.opened)] + [(each, 0, False) for each in sorted(access.closed)]
+    """``return major not in closed or (major, minor) in allowed`` of a character device (struct bpf_cgroup_dev_ctx)."""
+    tests = [(*each, True) for each in sorted(access.allowed)] + [(each, 0, False) for each in sorted(access.closed)]
     steps = [(0x61, 2, 1, 0, 0), (0x57, 2, 0, 0, 0xFFFF), (0x61, 3, 1, 4, 0), (0x61, 4, 1, 8, 0)]  # type, major, minor
     steps += [(0x15, 2, 0, 2, 2), (0xB7, 0, 0, 0, 1), (0x95, 0, 0, 0, 0)]  # another type than a character device: yes
     for major, minor, is_open in tests:
