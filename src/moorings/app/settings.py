@@ -39,7 +39,7 @@ _NUMBERS = (
     "key_lifetime_days",
     "cpus",
 )
-_BOOLEANS = ("reserve", "local_runs", "jobs_as_root", "plain_http")
+_BOOLEANS = ("reserve", "local_runs", "plain_http")
 _DATABASE = re.compile(r"postgres(ql)?://\S+")
 _ADVERTISED = re.compile(r"https?://[^\s/?#]+")
 _PORT = re.compile(r"[0-9]{1,5}")
@@ -85,11 +85,6 @@ class Settings:
     memory: str = field(default="", metadata={})
     """Memory of this machine for its jobs, likewise, as ``200G``; leave some for the system. ``0``: it is not counted.
     Default: the machine's whole memory.
-    """
-
-    jobs_as_root: bool = field(default=False, metadata={"flag": "--jobs-as-root"})
-    """For a controller that root has started without ``sockets``: whether people with ``user`` keys may start jobs of
-    this machine, too. All of them are root's processes, so each of these people is root. Default: only admins may.
     """
 
     sockets: Path | None = field(default=None, metadata={"flag": "--sockets"})
@@ -369,7 +364,6 @@ def _settings(values: Mapping[str, str | int | bool], at: Path) -> Settings:
         sockets=paths.get("sockets"),
         archive=paths.get("archive"),
         local_runs=bool(values.get("local_runs", True)),
-        jobs_as_root=bool(values.get("jobs_as_root", False)),
         cpus=int(text["cpus"]) if "cpus" in text else None,
         memory=text.get("memory", ""),
         advertise=text.get("advertise", "").rstrip("/"),
