@@ -6,7 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from moorings.cli.queue_entries import QueueEntry, is_within
+from moorings.cli.queue_entries import QueueEntry
+from moorings.core.model.claims import is_within
 from moorings.wire.shapes import PoolBody, ProjectBody, QuotaBody
 
 

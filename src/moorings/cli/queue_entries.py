@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from moorings.core.model.claims import WAITING, ClaimState
+from moorings.core.model.claims import WAITING, ClaimState, external_job_id, is_within
 from moorings.wire.shapes import ClaimBody, PoolBody, ReasonBody, RunBody
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def build_queue(claims: Iterable[ClaimBody], runs: Iterable[RunBody]) -> list[Qu
     engine_jobs = {(run.engine, run.reference): run for run in others if run.reference is not None}
     entries, claim_of = [], {}
     for claim in claims:
-        scheduled = engine_jobs.get(_scheduler_job(claim.owner))
+        scheduled = engine_jobs.get((claim.owner.partition("/")[0], external_job_id(claim.owner)))
         if scheduled is None:
             entries.append(_claim_entry(claim, run_of.get(claim.id)))
         else:  # the claim that its scheduler's agent made for it: one job is one row
@@ -139,24 +139,9 @@ def select_entries(
     ]
 
 
-def is_within(project: str, other: str) -> bool:
-    """Whether a project is another one, or below it."""
-    return project == other or project.startswith(f"{other}/")
-
-
 def _is_queued(run: RunBody) -> bool:
     """Whether a run without a claim runs or waits: a paused one does neither, unless it resumes by itself."""
     return run.state != _RUN_PAUSED or (run.pause is not None and run.pause.resumes_at is not None)
-
-
-def _scheduler_job(owner: str) -> tuple[str, str]:
-    """The engine of another scheduler's job, and what that engine calls the job (``RunBody.reference``)."""
-    parts = owner.split("/")
-    if parts[0] == "slurm" and len(parts) > 2:
-        return "slurm", parts[2]
-    if parts[0] == "kubernetes" and len(parts) > 3:
-        return "kubernetes", f"{parts[2]}/{parts[3]}"
-    return "", ""
 
 
 def _claim_entry(claim: ClaimBody, run: RunBody | None) -> QueueEntry:

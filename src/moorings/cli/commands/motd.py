@@ -71,7 +71,8 @@ def _load(session: CommandContext, deadline_s: float) -> LoginFacts:
     """
     from moorings.cli.motd_lines import LoginFacts
     from moorings.cli.people import find_devices_left
-    from moorings.cli.queue_entries import is_within, load_queue
+    from moorings.cli.queue_entries import load_queue
+    from moorings.core.model.claims import is_within
 
     with session.new_client(timeout_s=max(0.01, deadline_s - time.monotonic())) as client:
         pools, entries = client.list_pools(), load_queue(client)

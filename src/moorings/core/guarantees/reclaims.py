@@ -17,7 +17,7 @@ from typing import Final
 from moorings.core.guarantees.guarantee_map import DeviceCountMap, GuaranteedPlacement, GuaranteeMap, UsableGuarantees
 from moorings.core.guarantees.guarantee_use import GuaranteeUse
 from moorings.core.guarantees.project_limits import LimitDeficits
-from moorings.core.model.claims import Claim, ClaimId
+from moorings.core.model.claims import Claim, ClaimId, is_within
 from moorings.core.model.devices import PoolName
 from moorings.core.model.policy import Policy
 from moorings.core.model.timestamps import Timestamp, add_seconds
@@ -227,9 +227,9 @@ class _DeficitVictims:
         more: list[Holder] = []
         for project, devices in self._owed:
             given = sum(
-                len(one.block) for one in chosen.values() if not one.is_leaving and _is_part(one.project, project)
+                len(one.block) for one in chosen.values() if not one.is_leaving and is_within(one.project, project)
             )
-            rest = [one for one in self._able if one.claim not in chosen and _is_part(one.project, project)]
+            rest = [one for one in self._able if one.claim not in chosen and is_within(one.project, project)]
             found = _cheapest(rest, devices - given, self._known)
             if found is None:
                 return None
@@ -240,10 +240,6 @@ class _DeficitVictims:
 
 def _is_lent(tenant: Holder) -> bool:
     return tenant.guaranteed_block is None and tenant.is_preemptible and not tenant.is_leaving
-
-
-def _is_part(name: str, project: str) -> bool:
-    return name == project or name.startswith(f"{project}/")
 
 
 def _wanted(place: GuaranteedPlacement, victims: Iterable[Holder], known: ReclaimCosts) -> ReclaimCandidate:

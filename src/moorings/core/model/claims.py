@@ -270,6 +270,11 @@ def _history(claim: Claim) -> tuple[str, ...]:
     return tuple(parts)
 
 
+def is_within(project: str, other: str) -> bool:
+    """Whether a claim's project is another one, or below it: ``lab/vision`` is below ``lab``."""
+    return project == other or project.startswith(f"{other}/")
+
+
 def external_job_id(owner: str) -> str:
     """The id that another scheduler has for the job of a claim with that owner; empty: no such job."""
     parts = owner.split("/")
