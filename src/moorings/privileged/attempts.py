@@ -252,6 +252,16 @@ def become(account: PersonAccount, groups: Sequence[int]) -> None:
     raise OSError("the powers of root could not be dropped")
 
 
+def end_with(parent: int) -> None:
+    """Have the kernel kill this process, which was forked, when its parent dies (PR_SET_PDEATHSIG, prctl(2)).
+
+    Raises:
+        OSError: that failed, or the parent is dead.
+    """
+    if ctypes.CDLL(None).prctl(1, signal.SIGKILL) or os.getppid() != parent:
+        raise OSError("the process that this one works for has ended")
+
+
 def leave_keyring() -> None:
     """Join a new session keyring (keyctl(2)): that of the daemon would be shared by all jobs.
 

@@ -138,11 +138,12 @@ class RootDaemon:
             connection.answer(answer_request(connection.received, connection.uid, self.operations_of_person))
             return
         with connection.socket:
-            pid = os.fork()
+            daemon, pid = os.getpid(), os.fork()
             if pid:
                 self._people[pid] = connection.uid
                 return
             try:
+                attempts.end_with(daemon)  # the next daemon removes drafts: nothing may still write one then
                 attempts.close_others(connection.socket.fileno())
                 signal.alarm(PERSON_S_MAX)
                 answer = answer_request(connection.received, connection.uid, {"spool": self._add})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -49,7 +50,7 @@ class Spool:
     def remove_drafts(self) -> None:
         """Remove what was being taken in when a daemon, or the process that served a person, was killed."""
         for draft in self._folder.glob("*/.*"):
-            draft.unlink()
+            draft.unlink(missing_ok=True)
 
     def add(self, account: PersonAccount, job: dict[str, Any]) -> str:
         """Take a job in; returns the entry's id once it is on disk.
@@ -67,7 +68,10 @@ class Spool:
         if not folder.exists():
             folder.mkdir(mode=0o700, exist_ok=True)
             fsync_folder(self._folder)
-        sizes = [each.stat().st_size for each in os.scandir(folder)]
+        sizes = []
+        for each in os.scandir(folder):
+            with contextlib.suppress(FileNotFoundError):  # a draft that has become an entry, or one that was removed
+                sizes.append(each.stat().st_size)
         if len(sizes) >= ENTRIES_MAX or sum(sizes) + length > BYTES_MAX:
             detail = f"{account.name} has {len(sizes)} jobs of {sum(sizes)} bytes here already"
             raise Refused("spool.full", detail, "wait until some have ended")

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,7 @@ class RootRig:
         self.sockets = folder / "sockets"
         self.pid = 0
         self.closed = folder / "closed"  # a file there: no account may be used
+        self.slow = folder / "slow"  # likewise: an account is found once it is gone
         self.folder.mkdir(mode=0o711)
         self.sockets.mkdir(mode=0o755)
         for above in (folder, *folder.parents):
@@ -106,6 +108,8 @@ class RootRig:
 
     def account(self, uid: int) -> PersonAccount:
         name = {ANN: "ann-x", BOB: "bob-x"}[uid]
+        while self.slow.exists():
+            time.sleep(0.01)
         if self.closed.exists():
             raise Refused("account.refused", f"{name} is locked")
         return PersonAccount(name, uid, uid, "/nonexistent", "/bin/sh")

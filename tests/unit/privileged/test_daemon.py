@@ -174,6 +174,22 @@ def test_a_request_waits_for_a_supervisor_that_does_not_listen_yet(rig: RootRig,
     assert rig.ended(entry)["code"] == 0
 
 
+def test_nothing_is_taken_in_for_a_daemon_that_was_killed(rig: RootRig) -> None:
+    """The next one removes drafts: a process of the last one that still wrote one would fail, and so its person."""
+    rig.slow.touch()
+    answers: list[dict[str, Any]] = []
+    job = {"op": "spool", "job": {"does": ""}}
+    asks = threading.Thread(target=lambda: answers.append(rig.ask(ANN, "submit", job)))
+    asks.start()
+    children = Path(f"/proc/{rig.pid}/task/{rig.pid}/children")
+    until(lambda: bool(children.read_text().split()), 30)
+    rig.kill()
+    rig.slow.unlink()
+    asks.join()
+    assert "entry" not in answers[0]
+    assert [path for path in (rig.folder / "spool").rglob("*") if path.is_file()] == []
+
+
 def test_the_first_reason_for_a_cancel_stays(rig: RootRig) -> None:
     """Also when the second comes before the supervisor has read it."""
     entry = rig.spool(ANN, "while not os.path.exists('go on'): time.sleep(0.01)")

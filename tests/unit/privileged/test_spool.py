@@ -52,6 +52,14 @@ def test_one_persons_bytes_are_limited(tmp_path: Path, monkeypatch: pytest.Monke
     spool.add(ANN, {"x": "y" * 6000})
 
 
+def test_what_vanishes_while_it_is_counted_fails_no_other(tmp_path: Path) -> None:
+    """As the draft of another job that is taken in meanwhile."""
+    spool = Spool(tmp_path / "spool")
+    spool.add(ANN, {})
+    (tmp_path / "spool" / "1001" / ".gone.draft").symlink_to("nowhere")
+    spool.add(ANN, {})
+
+
 def test_a_job_that_was_half_taken_in_is_removed(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "spool")
     entry = spool.add(ANN, {})
