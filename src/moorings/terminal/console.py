@@ -86,10 +86,7 @@ class Console:
         Raises:
             OutputClosed: the reader of the output has closed it.
         """
-        try:
-            print(text, file=sys.stdout, flush=True)  # noqa: T201 - this is the one place
-        except BrokenPipeError:
-            raise OutputClosed from None
+        self._write(f"{text}\n")
 
     @contextlib.contextmanager
     def full_screen(self) -> Iterator[None]:
