@@ -9,11 +9,13 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from moorings.app.clock import SystemClock
-from moorings.app.maintenance import prune
+from moorings.app.maintenance import MaintenanceContext, _clean_spool, prune
 from moorings.core.model.bindings import no_devices_binding
 from moorings.core.model.serialization import to_plain
 from moorings.core.model.timestamps import add_seconds
@@ -92,13 +94,18 @@ async def has_ended(engine: SharedEngine, run: RunId) -> bool:
     return seen.phase is RunPhase.ENDED
 
 
+async def submit_short(rig: SharedRig, engine: SharedEngine, run: str) -> RunSubmission:
+    job = JobSpec(name="short", command=("/bin/true",), workdir=rig.workdir, environment={"PATH": "/bin"})
+    order = RunSubmission(RunId(run), 0, job, no_devices_binding(1))
+    await engine.submit(order)
+    return order
+
+
 async def test_an_old_run_is_forgotten_here_and_by_the_daemon(tmp_path: Path) -> None:
     rig = SharedRig(tmp_path)
     try:
         engine = await rig.open()
-        job = JobSpec(name="short", command=("/bin/true",), workdir=rig.workdir, environment={"PATH": "/bin"})
-        order = RunSubmission(RunId("run-000000000old"), 0, job, no_devices_binding(1))
-        await engine.submit(order)
+        order = await submit_short(rig, engine, "run-000000000old")
         runs, now = rig.folder / "controller", SystemClock().now()
         await until_async(lambda: has_ended(engine, order.run))
         spooled = rig.daemon.folder / "spool" / str(ANN) / rig.entry(order)
@@ -120,9 +127,7 @@ async def test_jobs_that_no_run_was_made_of_are_forgotten_after_a_day(tmp_path: 
     rig = SharedRig(tmp_path)
     try:
         engine = await rig.open()
-        job = JobSpec(name="short", command=("/bin/true",), workdir=rig.workdir, environment={"PATH": "/bin"})
-        order = RunSubmission(RunId("run-0000000begun"), 0, job, no_devices_binding(1))
-        await engine.submit(order)
+        order = await submit_short(rig, engine, "run-0000000begun")
         await until_async(lambda: has_ended(engine, order.run))
         waits, unused, new = (rig.daemon.spool(ANN, name) for name in ("waits", "unused", "new"))
         begun, spool = rig.entry(order), rig.daemon.folder / "spool" / str(ANN)
@@ -132,5 +137,34 @@ async def test_jobs_that_no_run_was_made_of_are_forgotten_after_a_day(tmp_path: 
         assert engine.forget_unused({waits}) == 1
         assert {path.name for path in spool.iterdir()} == {begun, waits, new}
         assert (engine.forget_unused({waits}), engine.forget_unused(())) == (0, 1)
+    finally:
+        rig.daemon.end()
+
+
+@pytest.mark.parametrize("problem", ["", "memory and database differ"])
+async def test_a_controller_that_knows_the_runs_has_them_forgotten(tmp_path: Path, problem: str) -> None:
+    rig = SharedRig(tmp_path)
+    sleeps: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        sleeps.append(seconds)
+        if len(sleeps) == 2:
+            raise asyncio.CancelledError
+
+    try:
+        engine = await rig.open()
+        waits, unused = (rig.daemon.spool(ANN, name) for name in ("waits", "unused"))
+        for path in (rig.daemon.folder / "spool" / str(ANN)).iterdir():
+            os.utime(path, (0, 0))
+        loop = SimpleNamespace(problem=problem, runs=SimpleNamespace(by_id={1: SimpleNamespace(spool_entry=waits)}))
+        assembly = SimpleNamespace(loop=loop, running=SimpleNamespace(engines={"local": engine}))
+        nothing: Any = None
+        clock: Any = SimpleNamespace(sleep=sleep)
+        made: Any = lambda: assembly  # noqa: E731 - the context takes a function
+        kept = MaintenanceContext(nothing, (), {}, tmp_path, "", tmp_path, tmp_path, clock, made)
+        with pytest.raises(asyncio.CancelledError):
+            await _clean_spool(kept)
+        left = {path.name for path in (rig.daemon.folder / "spool" / str(ANN)).iterdir()}
+        assert left == ({waits, unused} if problem else {waits})
     finally:
         rig.daemon.end()

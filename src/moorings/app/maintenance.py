@@ -81,6 +81,11 @@ class MaintenanceContext:
     assembly: Callable[[], Assembly | None]
     tls: TlsContexts | None = None
 
+    def leading(self) -> Assembly | None:
+        """The controller's parts while it leads and knows the records; else None."""
+        assembly = self.assembly()
+        return None if assembly is None or assembly.loop.problem else assembly
+
 
 @contextlib.asynccontextmanager
 async def run_maintenance(kept: MaintenanceContext) -> AsyncIterator[None]:
@@ -112,8 +117,8 @@ async def run_maintenance(kept: MaintenanceContext) -> AsyncIterator[None]:
 async def _keep_reserve(kept: MaintenanceContext) -> None:
     """Keep space for the writes that end work, in a database on a disk that fills up."""
     while True:
-        assembly = kept.assembly()
-        if assembly is not None and not assembly.loop.problem:
+        assembly = kept.leading()
+        if assembly is not None:
             with contextlib.suppress(MooringsError):  # the loop meets it, too, and reports it
                 await asyncio.to_thread(assembly.loop.store.ensure_reserve)
         await kept.clock.sleep(RESERVE_S)
@@ -195,8 +200,8 @@ async def _prune_runs(kept: MaintenanceContext) -> None:
     if not kept.settings.keep_runs_days:
         return
     while True:
-        assembly = kept.assembly()
-        if assembly is not None and not assembly.loop.problem:
+        assembly = kept.leading()
+        if assembly is not None:
             before = add_seconds(kept.clock.now(), -kept.settings.keep_runs_days * DAY_S)
             spared = frozenset(assembly.loop.runs.by_id)
             local = assembly.running.engines.get("local")
@@ -218,9 +223,9 @@ async def _clean_spool(kept: MaintenanceContext) -> None:
     """Have the root daemon of a machine that people share forget jobs of which no run will be made, while we lead."""
     while True:
         await kept.clock.sleep(PRUNE_S)
-        assembly = kept.assembly()
+        assembly = kept.leading()
         engine = assembly.running.engines.get("local") if assembly is not None else None
-        if assembly is not None and not assembly.loop.problem and isinstance(engine, SharedEngine):
+        if assembly is not None and isinstance(engine, SharedEngine):
             used = {run.spool_entry for run in assembly.loop.runs.by_id.values()}
             try:
                 count = await asyncio.to_thread(engine.forget_unused, used)
@@ -237,8 +242,8 @@ async def _archive_history_loop(kept: MaintenanceContext) -> None:
         return
     while True:
         await kept.clock.sleep(SWEEP_S)
-        assembly = kept.assembly()
-        if assembly is not None and not assembly.loop.problem:
+        assembly = kept.leading()
+        if assembly is not None:
             await archive_history(assembly, kept.settings, kept.clock)
 
 
