@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from moorings.privileged.devices import ALL_DEVICES, DeviceAccess, attach_program, load_program, v1_lines
+from moorings.privileged.devices import ALL_DEVICES, DeviceAccess, attach_program, load_program, program_fault, v1_lines
 from moorings.privileged.refusals import Refused
 
 log = logging.getLogger("moorings.privileged")
@@ -105,8 +105,9 @@ class CgroupTree:
     def __init__(self, hierarchies: Hierarchies, base: str = "moorings") -> None:
         self._unified = hierarchies.unified / base if hierarchies.unified is not None else None
         self._v1 = {name: path / base for name, path in hierarchies.controllers.items()}
-        self._kills = self._closes_devices = False
+        self._kills = False
         self.limited = LIMITING & set(self._v1)  # the controllers that limit jobs here
+        self.closes_devices = "devices" in self._v1
 
     def prepare(self) -> None:
         """Make what all jobs share; log which limits cannot be set.
@@ -124,7 +125,11 @@ class CgroupTree:
                 with contextlib.suppress(OSError):  # a process is in it, say: what is not enabled is logged
                     (self._unified / "cgroup.subtree_control").write_text(f"+{name}")
                     self.limited |= {name}
-        self._closes_devices = "devices" in self._v1 or self._takes_programs()
+        if not self.closes_devices:
+            fault = program_fault() if self._kills else "jobs have no cgroup of v2"
+            self.closes_devices = not fault
+            if fault:
+                log.warning("devices.open: every job can open every device: %s", fault)
         if LIMITING - self.limited:
             log.warning("limits.unavailable: %s", ", ".join(sorted(LIMITING - self.limited)))
         if not self._kills and "freezer" not in self._v1:
@@ -132,19 +137,10 @@ class CgroupTree:
                 "neither cgroup.kill (Linux 5.14) nor the freezer of cgroup v1 is there: no job could be ended"
             )
 
-    def _takes_programs(self) -> bool:
-        try:
-            os.close(load_program(ALL_DEVICES))
-        except OSError as error:
-            log.warning("devices.open: every job can open every device: %s", error)
-            return False
-        return self._unified is not None
-
     def job(self, name: str) -> JobCgroup:
         """The cgroup of a job; it need not exist."""
         unified = self._unified / name if self._unified is not None and self._kills else None
-        v1 = {controller: path / name for controller, path in self._v1.items()}
-        return JobCgroup(unified, v1, closes_devices=self._closes_devices)
+        return JobCgroup(unified, {controller: path / name for controller, path in self._v1.items()})
 
     def names(self) -> set[str]:
         """The cgroups that are there."""
@@ -155,8 +151,8 @@ class CgroupTree:
 class JobCgroup:
     """One job's cgroup in all hierarchies."""
 
-    def __init__(self, unified: Path | None, v1: Mapping[str, Path], *, closes_devices: bool) -> None:
-        self._unified, self._v1, self._closes_devices = unified, v1, closes_devices
+    def __init__(self, unified: Path | None, v1: Mapping[str, Path]) -> None:
+        self._unified, self._v1 = unified, v1
 
     def _folders(self) -> Iterator[Path]:
         yield from self._v1.values()
@@ -180,7 +176,7 @@ class JobCgroup:
                 self._limit("memory", "memory.memsw.limit_in_bytes", str(memory), "memory.swap.max", "0")
         if quota_us is not None:
             self._limit("cpu", "cpu.cfs_quota_us", str(quota_us), "cpu.max", f"{quota_us} {PERIOD_US}")
-        if access.closed and self._closes_devices:
+        if access.closed:
             self._close_devices(access)
 
     def _close_devices(self, access: DeviceAccess) -> None:

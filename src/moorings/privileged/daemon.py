@@ -28,7 +28,7 @@ from moorings.privileged.accounts import PersonAccount, find_account
 from moorings.privileged.attempts import AttemptRecords, StartedProcess, boot_id
 from moorings.privileged.cgroups import CgroupTree, JobCgroup, parse_limits
 from moorings.privileged.connections import Operation, PeerConnection, PeerListener, answer_request
-from moorings.privileged.devices import PATTERNS, device_access
+from moorings.privileged.devices import ALL_DEVICES, PATTERNS, device_access
 from moorings.privileged.pam import open_session
 from moorings.privileged.records import is_nearly_full
 from moorings.privileged.refusals import Refused
@@ -198,7 +198,7 @@ class RootDaemon:
             raise
         live = self._live[entry] = _Live(folder)
         cgroup = self._cgroups.job(folder.cgroup)
-        cgroup.create(limits, access)
+        cgroup.create(limits, access if self._cgroups.closes_devices else ALL_DEVICES)
         person = partial(self._find_person, spooled)
         begin = partial(attempts.begin_supervisor, self._supervisor, person, self._open_session, folder, cgroup)
         given = {"job": spooled.job, "order": order, "attempt": number}
@@ -336,7 +336,7 @@ class RootDaemon:
             cgroup = self._cgroups.job(live.folder.cgroup)
             if not cgroup.kill():
                 continue
-            if live.descriptor is not None and live.code is None:  # now: whoever traced it in the cgroup is gone
+            if live.descriptor is not None and live.code is None:  # now: a process of the job that traced it is gone
                 with contextlib.suppress(ChildProcessError):  # it was started by the daemon before this one
                     live.code = attempts.take_exit_code(live.descriptor)
             try:

@@ -104,8 +104,17 @@ def load_program(access: DeviceAccess) -> int:
     return _bpf(_PROG_LOAD, struct.pack("<IIQQ", _CGROUP_DEVICE_PROGRAM, len(code) // 8, *addresses))
 
 
+def program_fault() -> str:
+    """Why the kernel takes no program; empty: it does."""
+    try:
+        os.close(load_program(ALL_DEVICES))
+    except OSError as error:
+        return str(error)
+    return ""
+
+
 def attach_program(cgroup: Path, program: int) -> None:
-    """Attach a program to a cgroup of v2, whose end it has.
+    """Attach a program to a cgroup of v2; it ends with the cgroup.
 
     Raises:
         OSError: that failed.

@@ -83,6 +83,17 @@ def test_only_a_limit_that_was_asked_for_is_missed(given: dict[str, object], ref
         parse_limits(given, frozenset())
 
 
+def test_where_devices_cannot_be_closed_the_log_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Jobs have no cgroup of v2 without cgroup.kill, and v1 may have no list of devices."""
+    (tmp_path / "freezer").mkdir()
+    (tmp_path / "unified" / "moorings").mkdir(parents=True)
+    (tmp_path / "unified" / "moorings" / "cgroup.controllers").write_text("")
+    tree = CgroupTree(Hierarchies(tmp_path / "unified", {"freezer": tmp_path / "freezer"}))
+    tree.prepare()
+    assert not tree.closes_devices
+    assert "devices.open" in caplog.text
+
+
 def test_a_machine_where_no_job_could_be_ended_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="no job could be ended"):
         CgroupTree(Hierarchies(None, {"memory": tmp_path})).prepare()

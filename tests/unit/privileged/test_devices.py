@@ -12,7 +12,7 @@ import pytest
 
 from moorings.privileged import devices
 from moorings.privileged.cgroups import MOUNTS, CgroupTree, Hierarchies, JobLimits, parse_mounts
-from moorings.privileged.devices import DeviceAccess, device_access, load_program, read_patterns, v1_lines
+from moorings.privileged.devices import DeviceAccess, device_access, program_fault, read_patterns, v1_lines
 from moorings.privileged.refusals import Refused
 from tests.unit.privileged.rig import remove_base
 from tests.waiting import until
@@ -76,10 +76,8 @@ def hierarchies(version: str) -> Hierarchies:
         return found
     if found.unified is None:
         pytest.skip("cgroup v2 is not mounted here")
-    try:
-        os.close(load_program(DeviceAccess()))
-    except OSError as error:
-        pytest.skip(f"no program for a cgroup can be loaded here: {error}")
+    if fault := program_fault():
+        pytest.skip(f"no program for a cgroup can be loaded here: {fault}")
     return Hierarchies(found.unified)
 
 
