@@ -36,7 +36,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # one for each job
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
     if fault := daemon_fault(given.folder, given.sockets, PATTERNS_FILE):
-        sys.exit(f"moorings.privileged: {fault}: whoever can change that would be root")
+        sys.exit(f"moorings.privileged: {fault}: a user who can change that would be root")
     given.folder.mkdir(mode=0o711, exist_ok=True)
     given.sockets.mkdir(mode=0o755, exist_ok=True)
     lock = os.open(given.folder / places.LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -1,7 +1,7 @@
 """The connections of a socket: each is one request, a JSON object up to the end of what is sent, and one answer.
 
-Requests are received without waiting for anybody, so whoever sends nothing holds no more than a place; a newcomer gets
-the place of the one that has had it for the longest.
+Requests are received without waiting for anybody: a client that sends nothing holds a place, and nothing else. If all
+places are taken, a newcomer gets that of the oldest incomplete request of the user with the most.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class PeerListener:
         selector: calls when something arrives.
         serve: serves a complete request; it closes the connection.
         uids: who may connect; None: anybody.
-        busy: whose complete requests are being served.
+        busy: the users of the complete requests that are being served.
     """
 
     def __init__(

@@ -83,7 +83,7 @@ class Trash:
 
 
 def _remove(folder: Path, uid: int) -> None:
-    """Empty a person's folder as the person, whose account may be gone; in a process that was forked for it."""
+    """Empty a person's folder as the person (the account may be gone), in a process that was forked for it."""
     close_others()
     signal.alarm(REMOVE_S_MAX)
     for what, most in _LIMITS.items():

@@ -1,4 +1,4 @@
-"""Whether code and configuration are root's alone, up to the root folder: else whoever can write them is root.
+"""Whether code and configuration are root's alone, up to the root folder: another user who can write them is root.
 
 It finds an installation that is open to others. It is no defence against code that has run before it.
 """
