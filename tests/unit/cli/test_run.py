@@ -143,10 +143,10 @@ def test_dry_run_shows_the_job_and_asks_nobody(server, moor, tmp_path):
 def start(server, *words):
     """``moor`` as a process of its own; the environment already names the server."""
     argv = [sys.executable, "-m", "moorings.cli.main", *words]
-    return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=_hear_signals)
+    return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=hear_signals)
 
 
-def _hear_signals():
+def hear_signals():
     """The tests may run where some are ignored (``nohup``, in the background of a shell), and children inherit that."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)

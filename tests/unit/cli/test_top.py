@@ -27,6 +27,7 @@ from moorings.wire.shapes import ProjectBody
 from tests.cases import cases
 from tests.unit.cli import samples
 from tests.unit.cli.test_output import check_golden
+from tests.unit.cli.test_run import hear_signals
 from tests.unit.client.recorded import RecordedServer, listing, problem, recorded
 from tests.waiting import patient
 
@@ -194,8 +195,9 @@ class Terminal:
         environment = {**os.environ, "MOORINGS_SERVER": url, "LANG": "C.UTF-8", "TERM": "xterm"}
         argv = [sys.executable, "-m", "moorings.cli.main", "top", "-i", "0.1"]
         self.process, self._end = pty.fork()
-        if self.process == 0:
-            os.execve(argv[0], argv, environment)  # in the child
+        if self.process == 0:  # in the child
+            hear_signals()
+            os.execve(argv[0], argv, environment)
         fcntl.ioctl(self._end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
 
     def read_until(self, mark: str) -> None:

@@ -192,8 +192,9 @@ def test_nothing_is_taken_in_for_a_daemon_that_was_killed(rig: RootRig) -> None:
 
 def test_the_first_reason_for_a_cancel_stays(rig: RootRig) -> None:
     """Also when the second comes before the supervisor has read it."""
-    entry = rig.spool(ANN, "while not os.path.exists('go on'): time.sleep(0.01)")
+    entry = rig.spool(ANN, "signal.signal(signal.SIGRTMIN, signal.SIG_IGN); say('deaf', ''); time.sleep(3600)")
     rig.begin(entry)
+    rig.run_file(entry, "deaf")
     for name, why in (("cancel", "Ann"), ("cancel", "Bob"), ("yield", "first"), ("yield", "sooner")):
         rig.control("ask", entry, name=name, record={"reason": why}, signal=signal.SIGRTMIN)
     attempt = rig.folder / "jobs" / entry / "0"
