@@ -20,16 +20,19 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from moorings.core.model import claims, partitions
+from moorings.core.model.access import Ownership
 from moorings.core.model.claims import SERVED, Claim, ClaimEvent, ClaimId, ClaimState, PartitionId
 from moorings.core.model.errors import MooringsError
-from moorings.core.model.events import Event, canonical_json
+from moorings.core.model.events import UNOWNED, Event, canonical_json
 from moorings.core.model.partitions import Partition, PartitionEvent, PartitionState
 from moorings.core.model.reasons import Reason
 from moorings.core.model.serialization import from_plain, to_plain
 from moorings.core.model.timestamps import SECOND, Timestamp
+from moorings.core.model.visibility import ownership_of
 from moorings.ports.store import Changes, Epoch, ExpectedVersion, LogPosition, Seq, Store, rewound_error
 from moorings.workloads import runs
 from moorings.workloads.jobs import JobSpec, job_size_bytes, summarize_job
+from moorings.workloads.run_turn import ownership_of_run
 from moorings.workloads.runs import Run, RunEvent, RunId, RunState
 
 log = logging.getLogger("moorings.controller")
@@ -350,7 +353,7 @@ class _RecordRecovery:
         running = runs.step(replace(waiting, attempt=started.attempt), RunEvent.PARTITION_READY, self._now)
         running = runs.with_start_time(runs.step(running, RunEvent.STARTED, self._now), started.since or self._now)
         self._changes.runs.append((running, ExpectedVersion(run.version)))
-        self._record_event("run.started", run=run.id, claim=run.claim)
+        self._record_event("run.started", run=run.id, claim=run.claim, of=ownership_of_run(run))
         claim = self._claims.get(run.claim)
         if claim is None:
             return
@@ -369,13 +372,13 @@ class _RecordRecovery:
         yielding = runs.step(starting, RunEvent.YIELD, self._now)
         pausing = runs.begin_pause(yielding, replace(run.pause, asked_at=self._now))
         self._changes.runs.append((pausing, ExpectedVersion(run.version)))
-        self._record_event("run.pausing", run=run.id, claim=run.claim)
+        self._record_event("run.pausing", run=run.id, claim=run.claim, of=ownership_of_run(run))
 
     def wait(self, run: Run) -> None:
         """Nothing is left of its start, and another run is on its claim now: it must not start beside that one."""
         waiting = runs.requeue_yielded(runs.step(run, RunEvent.STARTED, self._now), self._now)
         self._changes.runs.append((waiting, ExpectedVersion(run.version)))
-        self._record_event("run.requeued", run=run.id, claim=run.claim)
+        self._record_event("run.requeued", run=run.id, claim=run.claim, of=ownership_of_run(run))
 
     def take(self, within: UnrecordedRun) -> None:
         """Record it again, within its claim, with that claim's subject."""
@@ -396,7 +399,7 @@ class _RecordRecovery:
         running = replace(runs.with_start_time(running, started.since or self._now), version=run.version)
         self._changes.runs.append((running, ExpectedVersion(None)))
         self._changes.jobs[run.id] = within.job
-        self._record_event("run.started", run=run.id, claim=claim.id)
+        self._record_event("run.started", run=run.id, claim=claim.id, of=ownership_of_run(run))
         self._ready(claim)
 
     def _ready(self, claim: Claim) -> None:
@@ -408,13 +411,20 @@ class _RecordRecovery:
             self._active(self._partitions[claim.partition])
         if claim.state is ClaimState.GRANTED:
             self._claims[claim.id] = claims.step(claim, ClaimEvent.READY, self._now)
-            self._record_event("claim.ready", claim=claim.id, partition=claim.partition, pool=claim.pool)
+            self._record_claim_event("claim.ready", claim)
 
     def _active(self, partition: Partition) -> None:
         if partition.state in (PartitionState.PROVISIONING, PartitionState.RESETTING):
             moved = partitions.step(partition, PartitionEvent.ACTIVE, self._now)
             self._partitions[partition.id] = moved
-            self._record_event("partition.active", claim=partition.claim, partition=partition.id, pool=partition.pool)
+            claim = self._claims.get(partition.claim)
+            self._record_event(
+                "partition.active",
+                claim=partition.claim,
+                partition=partition.id,
+                pool=partition.pool,
+                of=ownership_of(claim) if claim is not None else UNOWNED,
+            )
 
     def _served(self, claim: Claim) -> None:
         """Release it: its run has its devices elsewhere, so this claim's would be unused."""
@@ -423,11 +433,11 @@ class _RecordRecovery:
         why = Reason("claim.released", _WHY)
         released = self._claims[claim.id] = claims.step(claim, ClaimEvent.RELEASE, self._now, why)
         name = "claim.cancelled" if released.is_ended else "claim.releasing"
-        self._record_event(name, claim=claim.id, partition=claim.partition, pool=claim.pool, why=_WHY)
+        self._record_claim_event(name, claim, why=_WHY)
         partition = self._partitions.get(claim.partition) if claim.partition is not None else None
         if partition is None and not released.is_ended:  # it needs no devices, or they are free by now
             self._claims[claim.id] = claims.step(released, ClaimEvent.FREED, self._now, why)
-            self._record_event("claim.released", claim=claim.id, partition=claim.partition, pool=claim.pool)
+            self._record_claim_event("claim.released", claim)
         elif partition is not None and partition.state is not PartitionState.REMOVING:
             removing = partitions.step(partition, PartitionEvent.REMOVE, self._now, _WHY)
             self._partitions[partition.id] = removing
@@ -452,6 +462,10 @@ class _RecordRecovery:
         self._changes.events.append(Event(name=REWIND_EVENT, at=self._now, data=canonical_json(payload)))
         return self._changes
 
+    def _record_claim_event(self, name: str, claim: Claim, why: str = "") -> None:
+        of = ownership_of(claim)
+        self._record_event(name, claim=claim.id, partition=claim.partition, pool=claim.pool, why=why, of=of)
+
     def _record_event(
         self,
         name: str,
@@ -461,9 +475,11 @@ class _RecordRecovery:
         partition: str | None = None,
         pool: str | None = None,
         why: str = "",
+        of: Ownership,
     ) -> None:
         data = canonical_json({"why": why}) if why else "{}"
-        event = Event(name=name, at=self._now, claim=claim, run=run, partition=partition, pool=pool, data=data)
+        about = {"claim": claim, "run": run, "partition": partition, "pool": pool}
+        event = Event(name=name, at=self._now, data=data, ownership=of, **about)
         self._changes.events.append(event)
 
 

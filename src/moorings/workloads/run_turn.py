@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from moorings.core.model.access import APPLIANCE_OWNER_PREFIX, LOCAL_OWNER_PREFIX, Role
+from moorings.core.model.access import APPLIANCE_OWNER_PREFIX, LOCAL_OWNER_PREFIX, Ownership, Role
 from moorings.core.model.backlog import Amount, Backlog, BacklogEntry, check_backlog_limits
 from moorings.core.model.claims import Claim, ClaimId, ClaimSpec, ClaimState, external_job_id
 from moorings.core.model.errors import MooringsError
@@ -741,7 +741,8 @@ class RunTurn:
 
     def _emit_event(self, name: str, run: Run, data: dict[str, object] | None = None) -> None:
         text = canonical_json(data) if data else "{}"
-        self.events.append(Event(name=name, at=self.now, run=run.id, claim=run.claim, data=text))
+        of = ownership_of_run(run)
+        self.events.append(Event(name=name, at=self.now, run=run.id, claim=run.claim, data=text, ownership=of))
 
 
 def _count(backlog: Backlog, before: Run | None, after: Run | None) -> None:
@@ -754,6 +755,11 @@ def _count(backlog: Backlog, before: Run | None, after: Run | None) -> None:
 def claim_owner(run: RunId, job: JobSpec | JobSummary) -> str:
     """The owner of a run's own claim."""
     return f"{LOCAL_OWNER_PREFIX if job.appliance is None else APPLIANCE_OWNER_PREFIX}{run}"
+
+
+def ownership_of_run(run: Run) -> Ownership:
+    """Whose a run is; its owner is that of its own claim, also where its claim is another's or not ours."""
+    return Ownership(run.subject, claim_owner(run.id, run.job), run.job.project)
 
 
 def _lost_work(run: Run, seen: RunStatus) -> dict[str, object]:

@@ -157,6 +157,8 @@ class Everything(Story):
             priority_max=10,
             waiting_max=40,
             waiting_bytes_max=1 << 21,
+            admins=("boss",),
+            open=True,
         )
         self._turn(SetProject(lab, None), SetProject(Project(name="brief"), None))
         self._turn(SetProject(replace(lab, version=4), 1), DeleteProject("brief"))

@@ -282,6 +282,9 @@ def test_names_that_are_taken(name: str) -> None:
         {"members": ("x" * 121,)},
         {"members": ("a\n",)},
         {"members": ("x",) * (MEMBERS_MAX + 1)},
+        {"admins": ("",)},
+        {"admins": ("a\n",)},
+        {"admins": ("x",) * (MEMBERS_MAX + 1)},
         {"aliases": ("slurm/one",)},
         {"aliases": ("slurm/one/",)},
         {"aliases": ("slurm/../x",)},
@@ -514,6 +517,31 @@ def test_members_of_a_project_may_use_its_parts():
     }
     assert held.is_member("default", "eve")
     assert Projects().is_member("anything", "eve")
+
+
+def test_an_admin_may_use_a_project_and_is_one_below_it_too():
+    held = projects(
+        project("lab", members=("ann",), admins=("boss",)), project("lab/x"), project("free", admins=("a",))
+    )
+    assert [(held.is_member(name, "boss"), held.is_admin(name, "boss")) for name in ("lab", "lab/x", "free")] == [
+        (True, True),
+        (True, True),
+        (True, False),
+    ]
+    assert not held.is_admin("lab", "ann")
+    assert held.is_member("free", "eve"), "a project without members is still for everybody to use"
+
+
+@pytest.mark.parametrize("name", ["default", "default/x"])
+@pytest.mark.parametrize("more", [{"admins": ("a",)}, {"open": True}])
+def test_what_is_in_the_default_project_is_its_owners_alone(name, more):
+    assert refusal(project(name, **more), project("default")).code == "project.invalid"
+
+
+def test_the_new_fields_are_left_out_while_they_have_their_default():
+    assert {"admins", "open"}.isdisjoint(to_plain(project("a")))
+    one = project("a", admins=("boss",), open=True)
+    assert from_plain(Project, to_plain(one)) == one
 
 
 def test_limits_on_users_count_for_the_parts_too():

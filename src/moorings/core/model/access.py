@@ -29,9 +29,9 @@ class Role(StrEnum):
     """What the holder of an access key may do."""
 
     ADMIN = "admin"  # everything
-    USER = "user"  # reads all; creates and ends its own claims and runs
-    AGENT = "agent"  # reads all; creates and ends claims with the owner prefix of its key
-    VIEWER = "viewer"  # reads all
+    USER = "user"  # creates and ends its own claims and runs; reads what ``visibility`` shows it
+    AGENT = "agent"  # creates and ends claims with the owner prefix of its key; reads these
+    VIEWER = "viewer"  # reads pools, the queue and claims, without the names of others
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,21 @@ class Caller:
     key_expires_at: Timestamp | None = None
     is_key_rotated: bool = False
     uid: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """Whose a record is, as an event says it.
+
+    Attributes:
+        subject: that made it; None: none did.
+        owner: of the claim, or as the claim of a run is owned; None: it has none.
+        project: that it is charged to; None: none.
+    """
+
+    subject: str | None = None
+    owner: str | None = None
+    project: str | None = None
 
 
 def check_subject(subject: str) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from moorings.core.model.access import Ownership
 from moorings.core.model.timestamps import Timestamp
 
 EVENT_VERSION = 1
@@ -74,10 +75,19 @@ EVENTS: dict[str, str] = {
     "controller.led": "a controller began to lead",
 }
 
+# About the hardware, not about what is held of it: everybody may see these.
+PUBLIC_EVENTS = tuple(name for name in EVENTS if name.startswith(("pool.", "device.")))
+UNOWNED = Ownership()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One thing that happened, before it has a sequence number."""
+    """One thing that happened, before it has a sequence number.
+
+    Attributes:
+        ownership: whose record it is about, for who may see it. No part of the decision: equal events may differ in it,
+            as in a log that was written before events had it.
+    """
 
     name: str
     at: Timestamp
@@ -87,6 +97,7 @@ class Event:
     pool: str | None = None
     device: str | None = None
     data: str = "{}"
+    ownership: Ownership = field(default=UNOWNED, compare=False)
 
 
 def canonical_json(data: Mapping[str, object]) -> str:

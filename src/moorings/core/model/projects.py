@@ -93,6 +93,8 @@ class Project:
             limit.
         waiting_bytes_max: total size of the jobs of these runs, in bytes, at most; None: no limit.
         members: the subjects that may use it, beside its ancestors' members; if none of these has members, all may.
+        admins: the subjects that may also end, pause and reorder what is in it and its children; each is a member, too.
+        open: whether everybody sees what is in it and its children (``visibility``).
         aliases: its names in other schedulers: ``slurm/<cluster>/<account>``, ``kubernetes/<cluster>/<namespace>``.
         version: counts its saves.
     """
@@ -108,6 +110,8 @@ class Project:
     priority_max: int | None = field(default=None, metadata=OMIT_IF_DEFAULT)
     waiting_max: int | None = field(default=None, metadata=OMIT_IF_DEFAULT)
     waiting_bytes_max: int | None = field(default=None, metadata=OMIT_IF_DEFAULT)
+    admins: tuple[str, ...] = field(default=(), metadata=OMIT_IF_DEFAULT)
+    open: bool = field(default=False, metadata=OMIT_IF_DEFAULT)
 
     def __post_init__(self) -> None:
         # Equal values must be the same bytes in a log: 2 and 2.0 are not.
@@ -138,7 +142,7 @@ class Projects:
         self._cells: dict[PoolName, Mapping[str, BlockCounts]] = {}
         self._open: dict[tuple[str, PoolName], tuple[tuple[str, int, int], ...]] = {}
         self._lineages: dict[str, tuple[str, ...]] = {}
-        self._subjects: dict[str, frozenset[str]] = {}
+        self._subjects: dict[str, frozenset[str]] = {}  # of each project, members and admins
 
     def __bool__(self) -> bool:
         return bool(self._by_name)
@@ -234,26 +238,55 @@ class Projects:
         )
 
     def is_member(self, project: str, subject: str) -> bool:
-        """Whether a subject may use a project: as a member of it or of an ancestor.
+        """Whether a subject may use a project: as a member or an admin of it or of an ancestor.
 
         If none of these has members, every subject may.
         """
         open_to_all = True
         for name in self.lineage(project):
-            members = self._members(name)
-            if subject in members:
+            if subject in self._members_and_admins(name):
                 return True
-            open_to_all = open_to_all and not members
+            known = self._by_name.get(name)
+            open_to_all = open_to_all and not (known is not None and known.members)
         return open_to_all
 
-    def _members(self, name: str) -> frozenset[str]:
+    def _members_and_admins(self, name: str) -> frozenset[str]:
         known = self._subjects.get(name)
         if known is None:
             project = self._by_name.get(name)
             if project is None:
                 return frozenset()
-            known = self._subjects[name] = frozenset(project.members)
+            known = self._subjects[name] = frozenset((*project.members, *project.admins))
         return known
+
+    def is_admin(self, project: str, subject: str) -> bool:
+        """Whether a subject is an admin of a project or of an ancestor."""
+        known = map(self._by_name.get, self.lineage(project))
+        return any(subject in one.admins for one in known if one is not None)
+
+    def with_named(self, subject: str) -> frozenset[str]:
+        """The projects that are open, or name the subject as a member or an admin, and all below these."""
+        rest = [self._by_name[name] for name in {*self._open_projects, *self._naming.get(subject, ())}]
+        found: set[str] = set()
+        while rest:
+            project = rest.pop()
+            if project.name not in found:
+                found.add(project.name)
+                rest += self.children(project.name)
+        return frozenset(found)
+
+    @cached_property
+    def _open_projects(self) -> tuple[str, ...]:
+        return tuple(name for name, project in self._by_name.items() if project.open)
+
+    @cached_property
+    def _naming(self) -> dict[str, list[str]]:
+        """The projects that name each subject."""
+        found: dict[str, list[str]] = {}
+        for name, project in self._by_name.items():
+            for subject in (*project.members, *project.admins):
+                found.setdefault(subject, []).append(name)
+        return found
 
     def guaranteed_devices(self, name: str) -> int:
         """Devices guaranteed to a project and its subprojects, in all pools together."""
@@ -453,12 +486,23 @@ def _check_members(project: Project) -> None:
             f"project {project.name!r} would have {len(project.members)} members; at most {MEMBERS_MAX} are allowed",
             "without any, everybody may use it",
         )
-    for member in project.members:
-        if not 1 <= len(member) <= MEMBER_CHARS_MAX or not member.isprintable():
-            raise _invalid(
-                f"member {member[:80]!r} of project {project.name!r} is no name of a subject",
-                f"use 1 to {MEMBER_CHARS_MAX} characters, as in the subject of an access key",
-            )
+    if len(project.admins) > MEMBERS_MAX:
+        raise _invalid(
+            f"project {project.name!r} would have {len(project.admins)} admins; at most {MEMBERS_MAX} are allowed",
+            "name those that look after its jobs",
+        )
+    for what, names in (("member", project.members), ("admin", project.admins)):
+        for name in names:
+            if not 1 <= len(name) <= MEMBER_CHARS_MAX or not name.isprintable():
+                raise _invalid(
+                    f"{what} {name[:80]!r} of project {project.name!r} is no name of a subject",
+                    f"use 1 to {MEMBER_CHARS_MAX} characters, as in the subject of an access key",
+                )
+    if project.name.partition("/")[0] == DEFAULT_PROJECT and (project.admins or project.open):
+        raise _invalid(
+            f"project {project.name!r} can have no admins, and cannot be open",
+            f"what is in {DEFAULT_PROJECT!r} is its owner's alone: make another project",
+        )
 
 
 def _check_aliases(project: Project, projects: Projects) -> None:

@@ -16,7 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
+from moorings.core.model.access import Ownership
 from moorings.core.model.claims import Claim, ClaimId, ClaimSpec, ClaimState
 from moorings.core.model.devices import PoolName
 from moorings.core.model.errors import MooringsError
@@ -165,14 +167,14 @@ class QueueReportOverlay:
                 return  # an unchanged report of an agent need not fill the log
         else:
             first = report.jobs[0].owner if report.jobs else None
-            self._emit_event("queue.told", {"queue": report.queue, "jobs": len(report.jobs), "first": first})
+            self._emit_event("queue.told", report.queue, {"jobs": len(report.jobs), "first": first})
         self._known[report.queue] = self.changes[report.queue] = report
 
     def _record_conflict(self, report: QueueReport, instance: str) -> None:
         """Record the rival: what the reporting instance takes for a leftover may be the rival's."""
         if report.rival is None or self._now - report.rival >= CONFLICT_EVENT_S * SECOND:
             self._known[report.queue] = self.changes[report.queue] = replace(report, rival=self._now)
-            self._emit_event("queue.contested", {"queue": report.queue, "refused": instance})
+            self._emit_event("queue.contested", report.queue, {"refused": instance})
 
     def start_job(self, owner: str) -> Timestamp | None:
         """The arrival of a claim that another scheduler has started; None for all others: they come last.
@@ -193,8 +195,9 @@ class QueueReportOverlay:
             if report.until <= self._now:
                 del self._known[queue]
                 self.changes[queue] = None
-                self._emit_event("queue.silent", {"queue": queue})
+                self._emit_event("queue.silent", queue)
         return [report for _, report in sorted(self._known.items())]
 
-    def _emit_event(self, name: str, data: Mapping[str, object]) -> None:
-        self.events.append(Event(name=name, at=self._now, data=canonical_json(data)))
+    def _emit_event(self, name: str, queue: str, data: Mapping[str, object] = MappingProxyType({})) -> None:
+        text = canonical_json({"queue": queue, **data})
+        self.events.append(Event(name=name, at=self._now, data=text, ownership=Ownership(owner=queue)))

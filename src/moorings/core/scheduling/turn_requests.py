@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from moorings.core.model import claims
-from moorings.core.model.access import EXTERNAL_OWNER_PREFIXES, Role
+from moorings.core.model.access import EXTERNAL_OWNER_PREFIXES, Ownership, Role
 from moorings.core.model.backlog import Amount, BacklogEntry, check_backlog_limits
 from moorings.core.model.claims import Claim, ClaimEvent, ClaimState, claim_spec_payload
 from moorings.core.model.devices import Device, DeviceEvent, PoolName
@@ -245,7 +245,8 @@ def _save_project(turn: TurnState, name: str, project: Project | None, known: Pr
 
 
 def _emit_project_event(turn: TurnState, name: str, project: str, data: object) -> None:
-    turn.events.append(Event(name=name, at=turn.now, data=canonical_json({"project": project, "is": data})))
+    text = canonical_json({"project": project, "is": data})
+    turn.events.append(Event(name=name, at=turn.now, data=text, ownership=Ownership(project=project)))
 
 
 def renew_claim(turn: TurnState, given: RenewClaim) -> Claim:

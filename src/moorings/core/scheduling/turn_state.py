@@ -14,7 +14,7 @@ from moorings.core.model.backlog import Backlog
 from moorings.core.model.claims import Claim, ClaimEvent, ClaimId, ClaimState, PartitionId
 from moorings.core.model.devices import Device, DeviceEvent, DeviceState, PoolName
 from moorings.core.model.errors import MooringsError
-from moorings.core.model.events import Event, canonical_json
+from moorings.core.model.events import UNOWNED, Event, canonical_json
 from moorings.core.model.partitions import Partition, PartitionEvent
 from moorings.core.model.policy import Policy
 from moorings.core.model.projects import Projects, ProjectUsage, add_usage
@@ -22,6 +22,7 @@ from moorings.core.model.queue_reports import QueueReportOverlay
 from moorings.core.model.reasons import Reason
 from moorings.core.model.timestamps import Timestamp
 from moorings.core.model.topology import Block
+from moorings.core.model.visibility import ownership_of
 from moorings.core.placement.fleet import (
     ONE_CLAIM,
     Fleet,
@@ -122,15 +123,17 @@ class TurnState:
     ) -> None:
         """Add an event about a claim, partition, device or pool."""
         text = canonical_json(data) if data else "{}"
+        claim = about if isinstance(about, Claim) else self.claim(about.claim) if isinstance(about, Partition) else None
+        of = ownership_of(claim) if claim is not None else UNOWNED
         if isinstance(about, Claim):
-            event = Event(name=name, at=self.now, claim=about.id, partition=about.partition, pool=about.pool, data=text)
+            named: dict[str, str | None] = {"claim": about.id, "partition": about.partition, "pool": about.pool}
         elif isinstance(about, Partition):
-            event = Event(name=name, at=self.now, claim=about.claim, partition=about.id, pool=about.pool, data=text)
+            named = {"claim": about.claim, "partition": about.id, "pool": about.pool}
         elif isinstance(about, Device):
-            event = Event(name=name, at=self.now, pool=about.pool, device=about.id, data=text)
+            named = {"pool": about.pool, "device": about.id}
         else:
-            event = Event(name=name, at=self.now, pool=about, data=text)
-        self.events.append(event)
+            named = {"pool": about}
+        self.events.append(Event(name=name, at=self.now, data=text, ownership=of, **named))
 
     @property
     def projects(self) -> Projects:

@@ -1,0 +1,86 @@
+"""Who sees a record: one rule, from the caller and the projects as they are now.
+
+A record (a run, a claim, its partition, their logs and events) is seen by admins, by its subject, by members and admins
+of its project or of an ancestor, by everybody if one of these is open, and by the key whose owner prefix covers its
+owner. An empty list of members shows nothing, and neither does the project ``default``. To everybody else the record
+does not exist.
+
+The rule is a value, and not a function of one record, because lists and the event log are filtered in the database:
+``store.visible`` makes a condition of the same fields. Membership at the time of the record was refused: who has left a
+project would see its jobs for ever.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from moorings.core.model.access import Caller, Ownership, Role
+from moorings.core.model.claims import Claim
+from moorings.core.model.projects import DEFAULT_PROJECT, Projects
+
+
+@dataclass(frozen=True, slots=True)
+class Visibility:
+    """What one caller sees now.
+
+    Attributes:
+        sees_all: every record.
+        subject: the caller's own records; empty: none.
+        owner_prefix: the records of this owner and of those below it, without a ``/`` at its end; empty: none.
+        projects: the records of these projects.
+        sees_outlines: also the claims and partitions of others, without names (``viewer``).
+        acts_for_many: whether the owners below the prefix may be most of the installation's (``agent``).
+    """
+
+    sees_all: bool = False
+    subject: str = ""
+    owner_prefix: str = ""
+    projects: frozenset[str] = frozenset()
+    sees_outlines: bool = False
+    acts_for_many: bool = False
+
+    def includes(self, of: Ownership) -> bool:
+        """Whether the caller sees the record that is owned like this."""
+        if self.sees_all or (of.subject == self.subject != ""):
+            return True
+        return of.project in self.projects or (of.owner is not None and self.covers(of.owner))
+
+    def includes_claim(self, claim: Claim) -> bool:
+        """Whether the caller sees a claim, and the partition it holds."""
+        return self.sees_all or self.includes(ownership_of(claim))
+
+    def covers(self, owner: str) -> bool:
+        """Whether the owner prefix covers an owner, by whole parts."""
+        prefix = self.owner_prefix
+        return prefix != "" and (owner == prefix or owner.startswith(prefix + "/"))
+
+
+SEES_ALL = Visibility(sees_all=True)
+
+
+def ownership_of(claim: Claim) -> Ownership:
+    """Whose a claim is."""
+    return Ownership(claim.subject, claim.owner, claim.spec.project)
+
+
+def visible_to(caller: Caller, projects: Projects) -> Visibility:
+    """What a caller sees, with the projects as they are now."""
+    if caller.role is Role.ADMIN:
+        return SEES_ALL
+    acts = caller.role in (Role.USER, Role.AGENT)
+    return Visibility(
+        subject=caller.subject,
+        owner_prefix=caller.owner_prefix.rstrip("/") if acts else "",
+        projects=_projects_seen_by(caller.subject, projects),
+        sees_outlines=caller.role is Role.VIEWER,
+        acts_for_many=caller.role is Role.AGENT,
+    )
+
+
+def visible_to_subject(subject: str, projects: Projects) -> Visibility:
+    """What a subject sees whatever its key, with the projects as they are now."""
+    return Visibility(subject=subject, projects=_projects_seen_by(subject, projects))
+
+
+def _projects_seen_by(subject: str, projects: Projects) -> frozenset[str]:
+    return frozenset(name for name in projects.with_named(subject) if name.partition("/")[0] != DEFAULT_PROJECT)
