@@ -18,6 +18,7 @@ from moorings.core.model.events import Event
 from moorings.core.model.partitions import Partition
 from moorings.core.model.projects import Project, ProjectUsage
 from moorings.core.model.timestamps import Timestamp
+from moorings.core.model.visibility import SEES_ALL, Visibility
 from moorings.workloads.appliance import ApplianceJobType, WorkflowPart
 from moorings.workloads.jobs import JobSpec
 from moorings.workloads.runs import Run, RunId, RunState
@@ -308,8 +309,8 @@ class Store(Protocol):
         """The existing uses of these (subject, key) pairs."""
         ...
 
-    def get_claim(self, ident: str) -> Claim | None:
-        """The claim with that id, or the unended (else the newest) claim with that name."""
+    def get_claim(self, ident: str, visible: Visibility = SEES_ALL) -> Claim | None:
+        """The visible claim with that id, or the unended (else the newest) visible claim with that name."""
         ...
 
     def list_claims(
@@ -319,12 +320,13 @@ class Store(Protocol):
         states: frozenset[ClaimState] | None = None,
         owner_prefix: str | None = None,
         pool: str | None = None,
+        visible: Visibility = SEES_ALL,
     ) -> Sequence[Claim]:
-        """Claims by arrival, then id."""
+        """Visible claims by arrival, then id."""
         ...
 
-    def get_run(self, ident: str, subject: str | None = None) -> Run | None:
-        """The run with that id, or the newest run whose job has that name (of ``subject``, if one is given)."""
+    def get_run(self, ident: str, subject: str | None = None, visible: Visibility = SEES_ALL) -> Run | None:
+        """The visible run with that id, or the newest visible one whose job has that name (of ``subject``, if given)."""
         ...
 
     def list_runs(
@@ -334,8 +336,9 @@ class Store(Protocol):
         states: frozenset[RunState] | None = None,
         subject: str | None = None,
         part: ApplianceJobQuery | None = None,
+        visible: Visibility = SEES_ALL,
     ) -> Sequence[Run]:
-        """Runs by creation, then id; with ``part`` only the selected jobs of an appliance."""
+        """Visible runs by creation, then id; with ``part`` only the selected jobs of an appliance."""
         ...
 
     def get_jobs(self, idents: Sequence[RunId]) -> Mapping[RunId, JobSpec]:
@@ -343,9 +346,19 @@ class Store(Protocol):
         ...
 
     def list_events(
-        self, after: Seq, limit: int, *, claim: str | None = None, run: str | None = None, names: Sequence[str] = ()
+        self,
+        after: Seq,
+        limit: int,
+        *,
+        claim: str | None = None,
+        run: str | None = None,
+        names: Sequence[str] = (),
+        visible: Visibility = SEES_ALL,
     ) -> Sequence[EventRow]:
-        """Outbox rows with a greater sequence number, in order; ``names`` may end in ``.*``."""
+        """Visible outbox rows with a greater sequence number, in order; ``names`` may end in ``.*``.
+
+        Everybody sees ``PUBLIC_EVENTS``.
+        """
         ...
 
     def last_seq(self) -> Seq:

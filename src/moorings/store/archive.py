@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from moorings.core.model.errors import MooringsError
-from moorings.core.model.events import EVENT_VERSION, Event
+from moorings.core.model.events import EVENT_VERSION, UNOWNED, Event
 from moorings.core.model.serialization import to_plain
 from moorings.core.model.timestamps import Timestamp
 from moorings.files import fsync_path
@@ -178,7 +178,7 @@ def _row(said: Mapping[str, object], last: int) -> EventRow:
     if seq <= last:
         raise ValueError("its events are not in order")
     named = {key: value for key, value in about.items() if isinstance(value, str)}
-    return EventRow(Seq(seq), Event(name=name, at=Timestamp(at), data=data, **named))
+    return EventRow(Seq(seq), Event(name=name, at=Timestamp(at), data=data, ownership=UNOWNED, **named))
 
 
 def _pack(file: IO[bytes], lines: Iterable[str]) -> None:

@@ -22,6 +22,7 @@ from sqlalchemy import (
     literal,
     or_,
     select,
+    union,
     union_all,
 )
 
@@ -29,9 +30,11 @@ from moorings.core.model.claims import ENDED as ENDED_CLAIMS
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.events import canonical_json
 from moorings.core.model.timestamps import Timestamp
+from moorings.core.model.visibility import Visibility
 from moorings.ports.store import LOG_START, Archive, EndedRecords, IdempotencyRecord, Seq
 from moorings.store import rows
 from moorings.store.tables import archives, claims, idempotency_keys, outbox, partitions, runs, spent_keys
+from moorings.store.visible import EVENTS
 from moorings.workloads.runs import ENDED as ENDED_RUNS
 
 T = TypeVar("T")
@@ -78,6 +81,27 @@ def select_by_names(
     if not found:
         return None
     merged = (union_all(*found) if len(found) > 1 else found[0]).order_by("seq").limit(max(limit, 0))
+    return select(outbox).where(outbox.c.seq.in_(merged)).order_by(outbox.c.seq)
+
+
+def select_visible(
+    visible: Visibility, named: Sequence[ColumnElement[bool]], after: Seq, limit: int
+) -> Select[*tuple[Any, ...]]:
+    """The statement that reads the visible events after ``after``, at most ``limit``, that meet one of ``named``.
+
+    It merges one list for each way to see an event, each in the order of its index: so it costs what the caller sees,
+    however long the log is. An event may be in several lists.
+    """
+    wanted = [or_(*named)] if named else []
+    ordered = [
+        select(outbox.c.seq)
+        .where(part, outbox.c.seq > after, *wanted)
+        .order_by(outbox.c.seq)
+        .limit(max(limit, 0))
+        .subquery()
+        for part in EVENTS.each_visible(visible)
+    ]
+    merged = union(*(select(one.c.seq) for one in ordered)).order_by("seq").limit(max(limit, 0))
     return select(outbox).where(outbox.c.seq.in_(merged)).order_by(outbox.c.seq)
 
 

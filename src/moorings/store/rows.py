@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 
-from moorings.core.model.access import Role
+from moorings.core.model.access import Ownership, Role
 from moorings.core.model.claims import (
     CheckpointContract,
     Claim,
@@ -58,6 +58,11 @@ def _block(text: str) -> Block:
     return Block.parse(text) if text else Block.of([])
 
 
+def _project_name(project: str | None) -> str | None:
+    """A project in a column: only what may be the name of one, which every database can hold."""
+    return project if project and project.isascii() and project.isprintable() else None
+
+
 # --------------------------------------------------------------------------------------------------------------- claims
 
 
@@ -86,6 +91,7 @@ def claim_row(claim: Claim) -> RowTuple:
         claim.asked_until,
         None if claim.kept is None else claim.kept.pool,
         None if claim.kept is None else str(claim.kept.block),
+        _project_name(claim.spec.project),
     )
 
 
@@ -112,6 +118,7 @@ def parse_claim(
     asked_until: int | None,
     kept_pool: str | None,
     kept: str | None,
+    project: str | None,  # the request has it too; its column is there for searches
 ) -> Claim:
     """The claim of a row of ``claims``."""
     return Claim(
@@ -272,6 +279,7 @@ def run_row(run: Run, job: JobSpec | None) -> RowTuple:
         _text(run.detail),
         labels_text(run.labels),
         _checkpoints_text(run),
+        _project_name(run.job.project),
     )
 
 
@@ -319,6 +327,7 @@ def parse_run(
     detail: str,
     labels: str,
     checkpoints: str | None,
+    project: str | None,  # as in a claim
 ) -> Run:
     """The run of a row of ``runs``."""
     saved = json.loads(checkpoints) if checkpoints is not None else {"found": [], "fault": "", "resumed_from": None}
@@ -455,6 +464,9 @@ def event_row(seq: int, event: Event) -> RowTuple:
         event.device,
         EVENT_VERSION,
         data,
+        event.ownership.subject,
+        event.ownership.owner,
+        _project_name(event.ownership.project),
     )
 
 
@@ -469,6 +481,9 @@ def parse_event(
     device: str | None,
     version: int,  # there is only one version so far; the next one will translate older data here
     data: str,
+    subject: str | None,
+    owner: str | None,
+    project: str | None,
 ) -> Numbered:
     """The numbered event of a row of ``outbox``."""
     return Numbered(
@@ -482,6 +497,7 @@ def parse_event(
             pool=pool,
             device=device,
             data=data,
+            ownership=Ownership(subject, owner, project),
         ),
     )
 

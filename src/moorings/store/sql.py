@@ -7,6 +7,7 @@ an index and a page at a time, so their cost is the page's, not the history's.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import (
@@ -22,6 +23,7 @@ from sqlalchemy import (
     false,
     func,
     insert,
+    literal,
     or_,
     select,
     tuple_,
@@ -34,6 +36,7 @@ from moorings.core.model.claims import Claim, ClaimState
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.events import Event, canonical_json
 from moorings.core.model.timestamps import Timestamp
+from moorings.core.model.visibility import SEES_ALL, Visibility
 from moorings.ports.store import (
     LOG_START,
     AccessKey,
@@ -68,12 +71,16 @@ from moorings.store.tables import (
     projects,
     runs,
 )
+from moorings.store.visible import CLAIMS, EVENTS, RUNS, OwnedTable
 from moorings.workloads.jobs import JobSpec
 from moorings.workloads.runs import ENDED as ENDED_RUNS
 from moorings.workloads.runs import Run, RunId, RunState
 
 _LIVE_CLAIMS = sorted(state.value for state in ClaimState if state not in ENDED_CLAIMS)
 _LIVE_RUNS = sorted(state.value for state in RunState if state not in ENDED_RUNS)
+_LIVE_STATES = {state for state in ClaimState if state not in ENDED_CLAIMS} | {
+    state for state in RunState if state not in ENDED_RUNS
+}
 # SQLAlchemy's types for all columns of a table; ``rows`` has the type of each.
 _AnySelect = Select[*tuple[Any, ...]]
 _AnyRow = Row[*tuple[Any, ...]]
@@ -200,10 +207,11 @@ class SqlStore:
             used |= history.find_spent_keys(connection, [pair for pair in pairs if pair not in used])
         return used
 
-    def get_claim(self, ident: str) -> Claim | None:
-        named = select(claims).where(claims.c.name == ident).order_by(claims.c.arrival.desc(), claims.c.id.desc())
+    def get_claim(self, ident: str, visible: Visibility = SEES_ALL) -> Claim | None:
+        shown = select(claims).where(CLAIMS.is_visible(visible))
+        named = shown.where(claims.c.name == ident).order_by(claims.c.arrival.desc(), claims.c.id.desc())
         row = self._first(
-            select(claims).where(claims.c.id == ident),
+            shown.where(claims.c.id == ident),
             named.where(claims.c.state.in_(_LIVE_CLAIMS)),
             named,
         )
@@ -216,19 +224,22 @@ class SqlStore:
         states: frozenset[ClaimState] | None = None,
         owner_prefix: str | None = None,
         pool: str | None = None,
+        visible: Visibility = SEES_ALL,
     ) -> Sequence[Claim]:
         chosen = select(claims)
         if owner_prefix:
             chosen = chosen.where(_prefix_condition(claims.c.owner, owner_prefix))
         if pool is not None:
             chosen = chosen.where(claims.c.pool == pool)
-        return [rows.parse_claim(*row) for row in self._page(chosen, claims, claims.c.arrival, page, states)]
+        part = _OwnedPart(claims, claims.c.arrival, CLAIMS, visible)
+        return [rows.parse_claim(*row) for row in self._page(chosen, part, page, states)]
 
-    def get_run(self, ident: str, subject: str | None = None) -> Run | None:
-        named = _RUNS.where(runs.c.name == ident).order_by(runs.c.created_at.desc(), runs.c.id.desc())
+    def get_run(self, ident: str, subject: str | None = None, visible: Visibility = SEES_ALL) -> Run | None:
+        shown = _RUNS.where(RUNS.is_visible(visible))
+        named = shown.where(runs.c.name == ident).order_by(runs.c.created_at.desc(), runs.c.id.desc())
         if subject is not None:
             named = named.where(runs.c.subject == subject)
-        row = self._first(_RUNS.where(runs.c.id == ident), named)
+        row = self._first(shown.where(runs.c.id == ident), named)
         return None if row is None else rows.parse_run(*row)
 
     def list_runs(
@@ -238,13 +249,15 @@ class SqlStore:
         states: frozenset[RunState] | None = None,
         subject: str | None = None,
         part: ApplianceJobQuery | None = None,
+        visible: Visibility = SEES_ALL,
     ) -> Sequence[Run]:
         chosen: _AnySelect = _RUNS
         if subject is not None:
             chosen = chosen.where(runs.c.subject == subject)
         if part is not None:
             chosen = chosen.where(*_part_conditions(part))
-        return [rows.parse_run(*row) for row in self._page(chosen, runs, runs.c.created_at, page, states)]
+        owned = _OwnedPart(runs, runs.c.created_at, RUNS, visible)
+        return [rows.parse_run(*row) for row in self._page(chosen, owned, page, states)]
 
     def get_jobs(self, idents: Sequence[RunId]) -> Mapping[RunId, JobSpec]:
         chosen = select(runs.c.id, runs.c.job).where(runs.c.id.in_(idents))
@@ -252,22 +265,32 @@ class SqlStore:
             return {RunId(ident): rows.parse_job_text(text) for ident, text in connection.execute(chosen)}
 
     def list_events(
-        self, after: Seq, limit: int, *, claim: str | None = None, run: str | None = None, names: Sequence[str] = ()
+        self,
+        after: Seq,
+        limit: int,
+        *,
+        claim: str | None = None,
+        run: str | None = None,
+        names: Sequence[str] = (),
+        visible: Visibility = SEES_ALL,
     ) -> Sequence[Numbered]:
         chosen = select(outbox).where(outbox.c.seq > after).order_by(outbox.c.seq).limit(max(limit, 0))
         if claim is not None:
             chosen = chosen.where(outbox.c.claim == claim)
         if run is not None:
             chosen = chosen.where(outbox.c.run == run)
-        if names and (claim is not None or run is not None):  # few: their own index finds them
-            chosen = chosen.where(or_(*(_name_condition(name) for name in names)))
-            names = ()
-        if not names:
-            with self._database.read() as connection:
-                return [rows.parse_event(*row) for row in connection.execute(chosen)]
-        with self._database.snapshot() as connection:
-            found = history.select_by_names(connection, names, after, limit)
-            return [rows.parse_event(*row) for row in connection.execute(found)] if found is not None else []
+        if claim is not None or run is not None:  # few: their own index finds them
+            chosen = chosen.where(EVENTS.is_visible(visible))
+            if names:
+                chosen = chosen.where(or_(*(_name_condition(name) for name in names)))
+        elif not visible.sees_all:
+            chosen = history.select_visible(visible, [_name_condition(name) for name in names], after, limit)
+        elif names:
+            with self._database.snapshot() as connection:
+                found = history.select_by_names(connection, names, after, limit)
+                return [rows.parse_event(*row) for row in connection.execute(found)] if found is not None else []
+        with self._database.read() as connection:
+            return [rows.parse_event(*row) for row in connection.execute(chosen)]
 
     def last_seq(self) -> Seq:
         with self._database.read() as connection:
@@ -379,29 +402,44 @@ class SqlStore:
         return None
 
     def _page(
-        self,
-        chosen: _AnySelect,
-        table: Table,
-        moment: Column[int],
-        page: PageQuery,
-        states: Collection[ClaimState | RunState] | None,
+        self, chosen: _AnySelect, owned: _OwnedPart, page: PageQuery, states: Collection[ClaimState | RunState] | None
     ) -> Sequence[_AnyRow]:
-        """The page of the selection, by ``moment`` and id; empty if ``page.after`` does not exist."""
-        limit = max(page.limit, 0)
+        """The page of the selection, by moment and id; empty if ``page.after`` does not exist."""
+        limit, table, moment = max(page.limit, 0), owned.table, owned.moment
         chosen = chosen.order_by(moment, table.c.id).limit(limit)
         with self._database.snapshot() as connection:
             if page.after is not None:
                 start = connection.execute(select(moment).where(table.c.id == page.after)).scalar_one_or_none()
                 beyond = false() if start is None else tuple_(moment, table.c.id) > tuple_(start, page.after)
                 chosen = chosen.where(beyond)
-            if states is None:
-                return connection.execute(chosen).all()
-            # One list for each state, in the order of its index: one list of several states would sort all of them.
-            found = [
-                row for state in states for row in connection.execute(chosen.where(table.c.state == state.value)).all()
-            ]
+            lists = owned.lists(chosen, states)
+            if len(lists) == 1:
+                return connection.execute(lists[0]).all()
+            found = [row for part in lists for row in connection.execute(part).all()]
         at, ident = list(table.c).index(moment), list(table.c).index(table.c.id)
-        return sorted(found, key=lambda row: (row[at], row[ident]))[:limit]
+        return sorted({row[ident]: row for row in found}.values(), key=lambda row: (row[at], row[ident]))[:limit]
+
+
+@dataclass(frozen=True, slots=True)
+class _OwnedPart:
+    """What of a table a caller sees, as lists in the order of an index: one list of them all would be sorted whole."""
+
+    table: Table
+    moment: Column[int]
+    owned: OwnedTable
+    visible: Visibility
+
+    def lists(self, chosen: _AnySelect, states: Collection[ClaimState | RunState] | None) -> list[_AnySelect]:
+        """The selections that together are the visible part of ``chosen`` in these states; None: in any."""
+        state = self.table.c.state
+        if states is not None and (self.visible.sees_all or _LIVE_STATES.issuperset(states)):
+            chosen = chosen.where(self.owned.is_visible(self.visible))  # few have not ended
+            return [chosen.where(state == each.value) for each in states]
+        if self.visible.sees_all:
+            return [chosen]
+        if states is not None:
+            chosen = chosen.where(literal("").concat(state).in_(sorted(each.value for each in states)))
+        return [chosen.where(part) for part in self.owned.each_visible(self.visible)]
 
 
 def _allocate_seq(connection: Connection, n_events: int, known: LogPosition | None = None) -> Seq:

@@ -103,11 +103,14 @@ claims = Table(
     Column("asked_until", TimestampMicros),
     Column("kept_pool", BytewiseText),
     Column("kept", BytewiseText),
+    Column("project", BytewiseText),  # null: a release before 0008 wrote the row, and has not changed it since
 )
 Index("ix_claims_arrival", claims.c.arrival, claims.c.id)
 Index("ix_claims_state", claims.c.state, claims.c.arrival, claims.c.id)
 Index("ix_claims_owner", claims.c.owner, claims.c.arrival, claims.c.id)
 Index("ix_claims_name", claims.c.name, claims.c.arrival, claims.c.id)
+Index("ix_claims_subject", claims.c.subject, claims.c.arrival, claims.c.id)
+_partial_index(claims.c.project, claims.c.arrival, claims.c.id)
 _partial_index(claims.c.ended_at, claims.c.id)
 
 # Only live ones: a removed partition has no row, so its name and its devices are free.
@@ -182,6 +185,7 @@ runs = Table(
     Column("detail", Json, nullable=False),
     Column("labels", Json, nullable=False, server_default="{}"),
     Column("checkpoints", Json),  # and the one it was given, and the pause of its user; null: none
+    Column("project", BytewiseText),  # null: as in ``claims``
 )
 Index("ix_runs_workflow", runs.c.workflow, runs.c.created_at, runs.c.id)
 Index("ix_runs_created_at", runs.c.created_at, runs.c.id)
@@ -189,6 +193,7 @@ Index("ix_runs_state", runs.c.state, runs.c.created_at, runs.c.id)
 Index("ix_runs_subject", runs.c.subject, runs.c.created_at, runs.c.id)
 Index("ix_runs_name", runs.c.name, runs.c.created_at, runs.c.id)
 _partial_index(runs.c.claim)
+_partial_index(runs.c.project, runs.c.created_at, runs.c.id)
 _partial_index(runs.c.ended_at, runs.c.id)
 
 # Written by admins, in a file or a command, and read as a whole: so no columns for fields that no query uses.
@@ -248,10 +253,17 @@ outbox = Table(
     Column("device", BytewiseText),
     Column("version", SmallInteger, nullable=False),
     Column("data", Text, nullable=False),
+    # Whose the record is that it is about, for who may see it; null: nobody's, or a release before 0008 wrote the row.
+    Column("subject", BytewiseText),
+    Column("owner", BytewiseText),
+    Column("project", BytewiseText),
 )
 Index("ix_outbox_name", outbox.c.name, outbox.c.seq)
 _partial_index(outbox.c.claim, outbox.c.seq)
 _partial_index(outbox.c.run, outbox.c.seq)
+_partial_index(outbox.c.subject, outbox.c.seq)
+_partial_index(outbox.c.owner, outbox.c.seq)
+_partial_index(outbox.c.project, outbox.c.seq)
 
 # Stretches of the event log that have left for a file; events up to ``last`` may no longer be in the database.
 archives = Table(

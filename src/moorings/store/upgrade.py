@@ -15,7 +15,7 @@ from moorings.core.model.errors import MooringsError
 from moorings.store.database import Database
 from moorings.store.tables import installation
 
-HEAD: Final = "0007"  # the newest revision in migrations/versions
+HEAD: Final = "0008"  # the newest revision in migrations/versions
 _SCRIPTS: Final = "moorings.store:migrations"  # package data: found however the package is installed
 
 

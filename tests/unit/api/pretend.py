@@ -28,7 +28,7 @@ from moorings.core.model.bindings import Binding, GcdBinding
 from moorings.core.model.claims import Claim, ClaimId, ClaimSpec, ClaimState, PartitionId, PoolBlock
 from moorings.core.model.devices import Device, DeviceId, DeviceState, PoolName, parse_device_id
 from moorings.core.model.errors import MooringsError
-from moorings.core.model.events import Event
+from moorings.core.model.events import UNOWNED, Event
 from moorings.core.model.inputs import DefragmentPool
 from moorings.core.model.partitions import Partition, PartitionState
 from moorings.core.model.policy import Policy
@@ -82,7 +82,7 @@ class PretendController:
     def tell(self, name: str, **about: str) -> Seq:
         """Put one row into the log, and wake who waits."""
         seq = Seq(len(self.rows) + 1)
-        self.rows.append(EventRow(seq, Event(name=name, at=START, **about)))
+        self.rows.append(EventRow(seq, Event(name=name, at=START, ownership=UNOWNED, **about)))
         for event in self.waiting:
             event.set()
         return seq

@@ -7,7 +7,9 @@ from sqlalchemy import event
 
 from moorings.core.model.claims import ClaimState
 from moorings.core.model.devices import Device, DeviceState
+from moorings.core.model.events import PUBLIC_EVENTS
 from moorings.core.model.projects import ProjectUsage
+from moorings.core.model.visibility import Visibility
 from moorings.ports.store import Changes, ExpectedVersion, PageQuery, Seq
 from moorings.testing.builders import NEW, NOW, POOL, a_project, granted_claims
 from moorings.workloads.runs import RunState
@@ -21,6 +23,8 @@ def store(tmp_path):
     store.close()
 
 
+MEMBER = Visibility(subject="ann", projects=frozenset({"lab", "lab/x"}))
+AGENT = Visibility(subject="agent", owner_prefix="slurm/c1", acts_for_many=True)
 READS = {
     "claim": lambda store: store.get_claim("x"),
     "claims": lambda store: store.list_claims(PageQuery(after="x")),
@@ -39,6 +43,17 @@ READS = {
     "events of a run, by name": lambda store: store.list_events(Seq(5), 10, run="x", names=["run.*", "claim.ready"]),
     "a stretch": lambda store: store.next_archive_range(5, NOW),
     "ended records": lambda store: store.list_ended(NOW, 10),
+    "claims that are seen": lambda store: store.list_claims(PageQuery(after="x"), visible=MEMBER),
+    "waiting claims that are seen": lambda store: store.list_claims(
+        PageQuery(), states=frozenset({ClaimState.PENDING, ClaimState.READY}), visible=MEMBER
+    ),
+    "claims that an agent sees": lambda store: store.list_claims(PageQuery(), visible=AGENT),
+    "runs that are seen": lambda store: store.list_runs(PageQuery(), visible=MEMBER),
+    "ended runs that are seen": lambda store: store.list_runs(
+        PageQuery(), states=frozenset({RunState.FAILED}), visible=MEMBER
+    ),
+    "a claim that is seen": lambda store: store.get_claim("x", MEMBER),
+    "a run that is seen": lambda store: store.get_run("x", None, MEMBER),
     "events of a claim": lambda store: store.list_events(Seq(5), 10, claim="x"),
     "events of a run": lambda store: store.list_events(Seq(5), 10, run="x"),
     "keys": lambda store: store.find_idempotency_records([("a", "b"), ("c", "d")]),
@@ -71,6 +86,15 @@ def test_a_read_neither_sorts_nor_scans(store, name):
     # A scan along an index, cut off by the page's limit, is as good as a search; so is one of all rows by number.
     scans = [step for step in plan if step.startswith("SCAN") and "USING" not in step]
     assert [step for step in scans if step != "SCAN names"] == []  # these are the names there are, some dozens
+
+
+def test_events_that_are_seen_are_found_by_whose_they_are_and_merged(store):
+    """However long the log: each list is found by its index, in its order, and at most a page of it is sorted."""
+    plan = plans_of(store, lambda store: store.list_events(Seq(5), 10, names=["claim.*"], visible=MEMBER))
+    assert sum("INDEX ix_outbox_subject (subject=? AND seq>?)" in step for step in plan) == 1
+    assert sum("INDEX ix_outbox_project (project=? AND seq>?)" in step for step in plan) == 2
+    assert sum("INDEX ix_outbox_name (name=? AND seq>?)" in step for step in plan) == len(PUBLIC_EVENTS)
+    assert [step for step in plan if step.startswith("SCAN outbox")] == []
 
 
 def test_events_of_names_are_found_by_their_names_and_merged(store):

@@ -9,7 +9,7 @@ from typing import TypeVar
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moorings.core.model.access import Role
+from moorings.core.model.access import Ownership, Role
 from moorings.core.model.claims import CheckpointContract, Claim, ClaimId, ClaimSpec, ClaimState, PoolBlock, QueueMode
 from moorings.core.model.devices import Device, DeviceState
 from moorings.core.model.events import EVENTS, Event, canonical_json
@@ -182,6 +182,7 @@ events = st.builds(
     pool=maybe(words),
     device=maybe(words),
     data=st.dictionaries(words, words | st.integers() | st.none(), max_size=4).map(canonical_json),
+    ownership=st.builds(Ownership, maybe(words), maybe(words), maybe(words)),
 )
 key_uses = st.builds(IdempotencyRecord, words, words, words, maybe(words), maybe(words))
 access_keys = st.builds(

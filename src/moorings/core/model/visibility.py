@@ -41,18 +41,17 @@ class Visibility:
 
     def includes(self, of: Ownership) -> bool:
         """Whether the caller sees the record that is owned like this."""
-        if self.sees_all or (of.subject == self.subject != ""):
-            return True
-        return of.project in self.projects or (of.owner is not None and self.covers(of.owner))
+        return self._includes(of.subject, of.owner, of.project)
 
     def includes_claim(self, claim: Claim) -> bool:
         """Whether the caller sees a claim, and the partition it holds."""
-        return self.sees_all or self.includes(ownership_of(claim))
+        return self._includes(claim.subject, claim.owner, claim.spec.project)
 
-    def covers(self, owner: str) -> bool:
-        """Whether the owner prefix covers an owner, by whole parts."""
+    def _includes(self, subject: str | None, owner: str | None, project: str | None) -> bool:
+        if self.sees_all or (subject == self.subject != "") or project in self.projects:
+            return True
         prefix = self.owner_prefix
-        return prefix != "" and (owner == prefix or owner.startswith(prefix + "/"))
+        return owner is not None and prefix != "" and (owner == prefix or owner.startswith(prefix + "/"))
 
 
 SEES_ALL = Visibility(sees_all=True)

@@ -1,4 +1,7 @@
-"""Why a claim waits, and what would let it start now, from the same maps and reservations as its turn used (law 8)."""
+"""Why a claim waits, and what would let it start now, from the same maps and reservations as its turn used (law 8).
+
+The reasons name other claims only as far as their reader sees these; another is "another job of 4 devices".
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import Final
 
 from moorings.core.guarantees.guarantee_map import build_pool_guarantees
 from moorings.core.guarantees.project_limits import ProjectLimits
+from moorings.core.model.access import Ownership
 from moorings.core.model.claims import Claim, ClaimId, ClaimSpec, external_job_name
 from moorings.core.model.devices import PoolName
 from moorings.core.model.errors import MooringsError
@@ -17,9 +21,11 @@ from moorings.core.model.machine import MACHINE_KIND, MACHINE_POOL, machine_amou
 from moorings.core.model.policy import Policy
 from moorings.core.model.projects import Project
 from moorings.core.model.quantities import age_text, amount_text
+from moorings.core.model.queue_reports import QueuedJob
 from moorings.core.model.reasons import Reason
 from moorings.core.model.timestamps import Timestamp
 from moorings.core.model.topology import AnySubset, Block, Catalogue
+from moorings.core.model.visibility import SEES_ALL, Visibility
 from moorings.core.placement.eligibility import eligible_pools
 from moorings.core.placement.fleet import Fleet, PoolState, ReservedBlock, add_amounts, machine_needs, short_resource
 from moorings.core.placement.free_map import NO_RELEASE, savepoint
@@ -40,7 +46,9 @@ class WaitExplanation:
     reasons: tuple[Reason, ...]
 
 
-def explain_wait(fleet: Fleet, claim: Claim, now: Timestamp, policy: Policy = _NO_AGEING) -> WaitExplanation:
+def explain_wait(
+    fleet: Fleet, claim: Claim, now: Timestamp, policy: Policy = _NO_AGEING, visible: Visibility = SEES_ALL
+) -> WaitExplanation:
     """Why a pending claim of the fleet waits, from the same maps and reservations as its turn used.
 
     Args:
@@ -48,6 +56,7 @@ def explain_wait(fleet: Fleet, claim: Claim, now: Timestamp, policy: Policy = _N
         claim: the pending claim.
         now: the time.
         policy: the one in force.
+        visible: what the reader sees.
     """
     position = bisect_left(fleet.queue, claim.queue_key) + 1
     mine = next((r for r in fleet.reserved_blocks if r.claim == claim.id), None)
@@ -57,23 +66,26 @@ def explain_wait(fleet: Fleet, claim: Claim, now: Timestamp, policy: Policy = _N
         return WaitExplanation(
             position, (Reason(refusal.code, f"no pool can serve it now: {refusal.detail}", hint=refusal.hint),)
         )
-    reasons = [_why(fleet, claim, state) for state in able]
+    reasons = [_why(fleet, claim, state, visible) for state in able]
     by = ageing_cutoff(policy, now)
-    barred = find_limit_reason(fleet, claim, by) if mine is None else _limit_reason(fleet, claim, by)
+    barred = _limit_reason(fleet, claim, by, visible)
+    if barred is None and mine is None:
+        barred = _guarantee_limit_reason(fleet, claim)
     if barred is None and any(reason.code == "queue.next_turn" for reason in reasons):
-        barred = _limit_reason(fleet, claim, by, any_order=True)
+        barred = _limit_reason(fleet, claim, by, visible, any_order=True)
     if barred is not None:
         reasons = [barred, *(reason for reason in reasons if reason.code != "queue.next_turn")]
     elif mine is None and by is not None:
-        reasons[:0] = _behind_aged(fleet, claim, [state.pool.name for state in able], by, policy.ageing_s or 0.0)
-    lacks_machine = reasons[0] == _machine_reason(fleet, claim)  # its devices are free, or it needs none
+        pools = [state.pool.name for state in able]
+        reasons[:0] = _behind_aged(fleet, claim, pools, by, policy.ageing_s or 0.0, visible)
+    lacks_machine = reasons[0] == _machine_reason(fleet, claim, visible)  # its devices are free, or it needs none
     if mine is not None and not (lacks_machine and not _holders(fleet, mine)):
-        reasons.insert(0, _reservation_reason(fleet, mine, now))
+        reasons.insert(0, _reservation_reason(fleet, mine, now, visible))
     return WaitExplanation(position, tuple(reasons))
 
 
 def _behind_aged(
-    fleet: Fleet, claim: Claim, able: Collection[PoolName], by: Timestamp, ageing_s: float
+    fleet: Fleet, claim: Claim, able: Collection[PoolName], by: Timestamp, ageing_s: float, visible: Visibility
 ) -> Iterator[Reason]:
     """The reason if a claim of lower priority comes first, because it arrived by then and still waits."""
     for kept in fleet.reserved_blocks:
@@ -81,9 +93,10 @@ def _behind_aged(
         if kept.pool not in able or first is None or kept.claim == claim.id:
             continue
         if first.arrival <= by and first.spec.priority < claim.spec.priority:
-            text = f"{_claim_label(fleet, first.id)} comes first, whatever the priority: it has waited for"
+            text = f"{_claim_label(fleet, first.id, visible)} comes first, whatever the priority: it has waited for"
             hint = "the policy's 'ageing' says for how long a higher priority goes first"
-            yield Reason("queue.aged", f"{text} {age_text(ageing_s)} or longer", (first.id,), hint=hint)
+            shown = _shown(fleet, [first.id], visible)
+            yield Reason("queue.aged", f"{text} {age_text(ageing_s)} or longer", shown, hint=hint)
             return
 
 
@@ -96,16 +109,19 @@ def find_limit_reason(fleet: Fleet, claim: Claim, by: Timestamp | None = None) -
 
     ``by``: no priority passes claims that arrived by then.
     """
-    return _limit_reason(fleet, claim, by) or _guarantee_limit_reason(fleet, claim)
+    return _limit_reason(fleet, claim, by, SEES_ALL) or _guarantee_limit_reason(fleet, claim)
 
 
-def _limit_reason(fleet: Fleet, claim: Claim, by: Timestamp | None, *, any_order: bool = False) -> Reason | None:
+def _limit_reason(
+    fleet: Fleet, claim: Claim, by: Timestamp | None, visible: Visibility, *, any_order: bool = False
+) -> Reason | None:
     """The project limit that bars a claim.
 
     Args:
         fleet: as its last turn left it.
         claim: the pending claim.
         by: no priority passes claims that arrived by then.
+        visible: what the reader sees.
         any_order: the claim fits and the turn did not serve it. So what is left under the limit is reserved for a later
             claim that comes first because its project used less.
     """
@@ -118,12 +134,14 @@ def _limit_reason(fleet: Fleet, claim: Claim, by: Timestamp | None, *, any_order
         holders = [tenant for tenant in list_holders(fleet) if project.name in projects.lineage(tenant.project)]
         held = sum(len(tenant.block) for tenant in holders)
         if project.devices_max is not None and held + size > project.devices_max:
-            return _limit(claim, f"project {project.name}", held, project.devices_max, holders)
+            blockers = _shown(fleet, sorted(tenant.claim for tenant in holders), visible)
+            return _limit(claim, f"project {project.name}", held, project.devices_max, blockers)
         own = [tenant for tenant in holders if tenant.subject == claim.user]
         mine, user_most = sum(len(tenant.block) for tenant in own), project.user_devices_max if claim.user else None
         if user_most is not None and mine + size > user_most:
             who = f"{claim.subject} in project {project.name}"
-            return _limit(claim, who, mine, user_most, own)
+            blockers = _shown(fleet, sorted(tenant.claim for tenant in own), visible)
+            return _limit(claim, who, mine, user_most, blockers)
         for most, taken, subject, holder in (
             (project.devices_max, held, "", f"project {project.name}"),
             (user_most, mine, claim.user, f"{claim.subject} in project {project.name}"),
@@ -131,8 +149,8 @@ def _limit_reason(fleet: Fleet, claim: Claim, by: Timestamp | None, *, any_order
             first = _first_under(fleet, claim, project, most, taken, subject, by, any_order=any_order)
             if first is not None:
                 left = f"what is left of the {most} devices of {holder}"
-                text = f"{left} is kept for {_claim_label(fleet, first)}, which comes first"
-                return Reason("project.limit", text, (first,))
+                text = f"{left} is kept for {_claim_label(fleet, first, visible)}, which comes first"
+                return Reason("project.limit", text, _shown(fleet, [first], visible))
     return None
 
 
@@ -199,11 +217,10 @@ def _all_waiting(fleet: Fleet) -> Iterator[Claim]:
         yield from report.to_claims()
 
 
-def _limit(claim: Claim, who: str, held: int, most: int, holders: Sequence[Holder]) -> Reason:
+def _limit(claim: Claim, who: str, held: int, most: int, blockers: tuple[ClaimId, ...]) -> Reason:
     text = f"{who} holds {held} of the {most} devices it may hold at once, and {claim.spec.size} more were asked for"
-    blockers = tuple(sorted(tenant.claim for tenant in holders))[:BLOCKERS_SHOWN]
     hint = f"with {_devices(most - held)} or fewer it would not stand against it" if held < most else ""
-    return Reason("project.limit", text, blockers, hint=hint)
+    return Reason("project.limit", text, blockers[:BLOCKERS_SHOWN], hint=hint)
 
 
 def list_holders(fleet: Fleet) -> list[Holder]:
@@ -239,26 +256,26 @@ def unreachable_reason(state: PoolState) -> Reason:
     return Reason("pool.unreachable", f"pool {name} cannot be reached: {state.unreachable_reason}", hint=hint)
 
 
-def _why(fleet: Fleet, claim: Claim, state: PoolState) -> Reason:
+def _why(fleet: Fleet, claim: Claim, state: PoolState, visible: Visibility) -> Reason:
     spec, name = claim.spec, state.pool.name
     wants = f"waits for {_devices(spec.size)} in {name}"
     if state.unreachable_reason:
         return unreachable_reason(state)
     if state.pool.kind == MACHINE_KIND:
         fits = "waits for CPUs of this machine: it fits and is granted in the next turn"
-        return _machine_reason(fleet, claim) or Reason("queue.next_turn", fits)
+        return _machine_reason(fleet, claim, visible) or Reason("queue.next_turn", fits)
     rivals = [r for r in fleet.reserved_blocks if r.pool == name and r.claim != claim.id]
     ahead = next((r for r in rivals if len(r.block)), None) if spec.size else next(iter(rivals), None)
     if (short := _resource_shortage(state, spec)) is not None:
         return Reason("pool.resource_short", f"{wants}: {short}")
     if spec.size and state.free.find_block(spec.size) is None:
-        return _fragmentation_reason(fleet, state, spec, wants, ahead)
-    if (machine := _machine_reason(fleet, claim)) is not None:
+        return _fragmentation_reason(fleet, state, spec, wants, ahead, visible)
+    if (machine := _machine_reason(fleet, claim, visible)) is not None:
         return machine
     if ahead is not None:
         until = ahead.until if 0 < ahead.until < NO_RELEASE else None
-        kept = f"{wants}: what is free is kept for {_describe_first(fleet, ahead)}"
-        return Reason("queue.kept_for_other", kept, (ahead.claim,), until)
+        kept = f"{wants}: what is free is kept for {_describe_first(fleet, ahead, visible)}"
+        return Reason("queue.kept_for_other", kept, _shown(fleet, [ahead.claim], visible), until)
     if spec.size and is_guaranteed_to_others(fleet, claim, state):
         lent = (
             f"{wants}: what is free is guaranteed to other projects, and only lent to claims that can be asked to yield"
@@ -268,7 +285,7 @@ def _why(fleet: Fleet, claim: Claim, state: PoolState) -> Reason:
     return Reason("queue.next_turn", f"{wants}: it fits and is granted in the next turn")
 
 
-def _machine_reason(fleet: Fleet, claim: Claim) -> Reason | None:
+def _machine_reason(fleet: Fleet, claim: Claim, visible: Visibility) -> Reason | None:
     """Why the machine does not serve a claim now: it is full, or keeps the rest for another; None: it could."""
     wanted = machine_needs(claim.spec)
     machine = fleet.pools.get(MACHINE_POOL)
@@ -289,9 +306,9 @@ def _machine_reason(fleet: Fleet, claim: Claim) -> Reason | None:
         add_amounts(kept, machine_needs(keeper.spec), 1)
         name = short_resource(machine.pool, kept, wanted)
         if name is not None:
-            first = f"{_claim_label(fleet, keeper.id)}, which comes first"
+            first = f"{_claim_label(fleet, keeper.id, visible)}, which comes first"
             text = f"{_wants_of_machine(name, wanted)}: what is free is kept for {first}"
-            return Reason("queue.kept_for_other", text, (keeper.id,))
+            return Reason("queue.kept_for_other", text, _shown(fleet, [keeper.id], visible))
     return None
 
 
@@ -309,58 +326,83 @@ def _resource_shortage(state: PoolState, spec: ClaimSpec) -> str | None:
     return f"{amount_text(spec.resources[name])} of {name} asked, {left} of {amount_text(offered)} left"
 
 
-def _describe_first(fleet: Fleet, ahead: ReservedBlock) -> str:
-    keeper = fleet.claims.get(ahead.claim)
-    return _claim_label(fleet, ahead.claim) + (
-        f", which comes first and needs {_devices(keeper.spec.size)}" if keeper else ""
-    )
+def _describe_first(fleet: Fleet, ahead: ReservedBlock, visible: Visibility) -> str:
+    keeper, label = fleet.claims.get(ahead.claim), _claim_label(fleet, ahead.claim, visible)
+    if keeper is None:
+        return label
+    if not visible.includes_claim(keeper):  # its label says how many
+        return f"{label}, which comes first"
+    return f"{label}, which comes first and needs {_devices(keeper.spec.size)}"
 
 
 def _devices(count: int) -> str:
     return f"{count} device" if count == 1 else f"{count} devices"
 
 
-def _claim_label(fleet: Fleet, ident: ClaimId) -> str:
+def _claim_label(fleet: Fleet, ident: ClaimId, visible: Visibility) -> str:
     """The name that users know a claim by: the job of another scheduler, else its name and subject.
 
     The subject of another scheduler's job is its agent's, which means nothing to a user; that of an announced job is
-    its owner.
+    its owner. Of a claim that the reader does not see only the size is said.
     """
     claim = fleet.claims.get(ident)
+    if not _is_shown(fleet, ident, visible):
+        other = claim or _announced_job(fleet, ident)
+        return f"another job of {_devices(other.spec.size)}" if other is not None and other.spec.size else "another job"
     if claim is None:
         return external_job_name(ident) or ident
     return external_job_name(claim.owner) or f"{claim.name} ({claim.subject})"
 
 
+def _shown(fleet: Fleet, idents: Sequence[ClaimId], visible: Visibility) -> tuple[ClaimId, ...]:
+    """Those of the claims that the reader sees."""
+    return tuple(ident for ident in idents if _is_shown(fleet, ident, visible))
+
+
+def _is_shown(fleet: Fleet, ident: ClaimId, visible: Visibility) -> bool:
+    if visible.sees_all:
+        return True
+    claim = fleet.claims.get(ident)
+    if claim is not None:
+        return visible.includes_claim(claim)
+    job = _announced_job(fleet, ident)
+    return job is not None and visible.includes(Ownership(None, job.owner, job.spec.project))
+
+
+def _announced_job(fleet: Fleet, ident: ClaimId) -> QueuedJob | None:
+    """The announced job of that owner; quicker than ``_announced``, which makes claims of all jobs."""
+    report = fleet.queue_reports.get("/".join(ident.split("/")[:2]))
+    return next((job for job in report.jobs if job.owner == ident), None) if report is not None else None
+
+
 def _fragmentation_reason(
-    fleet: Fleet, state: PoolState, spec: ClaimSpec, wants: str, ahead: ReservedBlock | None
+    fleet: Fleet, state: PoolState, spec: ClaimSpec, wants: str, ahead: ReservedBlock | None, visible: Visibility
 ) -> Reason:
     free, largest = state.free.n_free, state.free.largest_size()
     scattered = free >= spec.size
     room = f"{free} free, largest block {largest}" if scattered else f"{free} of {state.pool.topology.n_devices} free"
     out = f", {len(state.out_of_service)} out of service" if state.out_of_service else ""
-    first = f"; first in line is {_describe_first(fleet, ahead)}" if ahead is not None else ""
+    first = f"; first in line is {_describe_first(fleet, ahead, visible)}" if ahead is not None else ""
     hint = f"with {_devices(largest)} or fewer it would fit now" if largest and ahead is None else ""
     return Reason(
         "pool.fragmented" if scattered else "pool.full",
         f"{wants}: {room}{out}{first}",
-        (ahead.claim,) if ahead is not None else (),
+        _shown(fleet, [ahead.claim], visible) if ahead is not None else (),
         hint=hint,
     )
 
 
-def _reservation_reason(fleet: Fleet, mine: ReservedBlock, now: Timestamp) -> Reason:
+def _reservation_reason(fleet: Fleet, mine: ReservedBlock, now: Timestamp, visible: Visibility) -> Reason:
     holders = _holders(fleet, mine)
     until = mine.until if now < mine.until < NO_RELEASE else None
     if not holders:
         first = next((r for r in fleet.reserved_blocks if r.claim != mine.claim and _is_before(r, mine)), None)
         if first is not None:
-            text = (
-                f"devices {mine.block} of {mine.pool} are kept for {_claim_label(fleet, first.claim)}, and then for it"
-            )
-            return Reason("queue.reserved", text, (first.claim,))
+            label = _claim_label(fleet, first.claim, visible)
+            text = f"devices {mine.block} of {mine.pool} are kept for {label}, and then for it"
+            return Reason("queue.reserved", text, _shown(fleet, [first.claim], visible))
         return Reason("queue.reserved", _unheld_reason(fleet, mine))
-    shown = ", ".join(_claim_label(fleet, holder) for holder in holders[:BLOCKERS_SHOWN])
+    shown = ", ".join(_claim_label(fleet, holder, visible) for holder in holders[:BLOCKERS_SHOWN])
     shown += " and others" if len(holders) > BLOCKERS_SHOWN else ""
     endless = [holder for holder in holders if fleet.claims[holder].spec.time_limit_s is None]
     asked = [end for holder in holders if (end := fleet.claims[holder].asked_until) is not None]
@@ -374,7 +416,7 @@ def _reservation_reason(fleet: Fleet, mine: ReservedBlock, now: Timestamp) -> Re
     elif endless:
         limit = " (no time limit)" if len(endless) == len(holders) else " (some without a time limit)"
     what = f"devices {mine.block} of {mine.pool} are kept for it, still held by {shown}{limit}"
-    return Reason("queue.reserved", what, tuple(holders), until)
+    return Reason("queue.reserved", what, _shown(fleet, holders, visible), until)
 
 
 def _is_before(other: ReservedBlock, mine: ReservedBlock) -> bool:
@@ -421,17 +463,19 @@ class StartOption:
     claims: tuple[ClaimId, ...] = ()
 
 
-def list_start_options(fleet: Fleet, policy: Policy, now: Timestamp, claim: Claim) -> tuple[StartOption, ...]:
+def list_start_options(
+    fleet: Fleet, policy: Policy, now: Timestamp, claim: Claim, visible: Visibility = SEES_ALL
+) -> tuple[StartOption, ...]:
     """The options, the least trouble first; empty: it can only wait."""
     try:
         able = [state for state in eligible_pools(claim.spec, fleet.pools) if not state.unreachable_reason]
     except MooringsError:
         return ()
-    if _machine_reason(fleet, claim) is not None:
+    if _machine_reason(fleet, claim, visible) is not None:
         return ()  # other devices would not help
     return (
         *_smaller(fleet, claim, able, ageing_cutoff(policy, now)),
-        *_relocation_options(fleet, policy, now, claim, able),
+        *_relocation_options(fleet, policy, now, claim, able, visible),
     )
 
 
@@ -460,7 +504,7 @@ def _is_allowed(fleet: Fleet, claim: Claim, state: PoolState, size: int, by: Tim
 
 
 def _relocation_options(
-    fleet: Fleet, policy: Policy, now: Timestamp, claim: Claim, able: list[PoolState]
+    fleet: Fleet, policy: Policy, now: Timestamp, claim: Claim, able: list[PoolState], visible: Visibility
 ) -> Iterator[StartOption]:
     """With other claims moved, which ones: suggested whether or not the policy moves claims."""
     size = claim.spec.size
@@ -472,8 +516,11 @@ def _relocation_options(
         room = find_relocation(state, size, tenants, now, policy.move_s, MOVES_SHOWN_MAX)
         if room is not None:
             moved = tuple(tenant.claim for tenant, _ in room.moves)
-            names = ", ".join(fleet.claims[ident].name for ident in moved)
+            names = ", ".join(
+                fleet.claims[ident].name if _is_shown(fleet, ident, visible) else _claim_label(fleet, ident, visible)
+                for ident in moved
+            )
             moves = "went on elsewhere" if len(moved) == 1 else "all went on elsewhere"
             text = f"it would start now if {names} {moves}, which would lose {room.cost / 60:.0f} device-minutes"
-            yield StartOption("moved", text, moved)
+            yield StartOption("moved", text, _shown(fleet, moved, visible))
             return

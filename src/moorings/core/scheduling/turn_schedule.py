@@ -20,6 +20,7 @@ from moorings.core.model.queue_reports import QueueReport
 from moorings.core.model.reasons import Reason
 from moorings.core.model.timestamps import HOUR_S, SECOND, Timestamp, add_seconds
 from moorings.core.model.topology import Block
+from moorings.core.model.visibility import visible_to_subject
 from moorings.core.placement.fleet import changed_partition_ids, expected_release
 from moorings.core.placement.free_map import NO_RELEASE, OUT_OF_SERVICE
 from moorings.core.placement.pending_classes import ClassKey, PendingClassView, class_key
@@ -339,7 +340,8 @@ def _refuse(turn: TurnState, ident: ClaimId) -> MooringsError:
     claim, _ = turn.changes.claims.pop(ident)
     turn.claim_ids_by_name[claim.name] = None
     turn.events[:] = [event for event in turn.events if event.claim != ident]
-    reason = explain_wait(turn.fleet, claim, turn.now, turn.policy).reasons[0]
+    visible = visible_to_subject(claim.subject, turn.projects)
+    reason = explain_wait(turn.fleet, claim, turn.now, turn.policy, visible).reasons[0]
     if reason.code == "queue.next_turn":  # it was true before this turn's grants
         reason = Reason(reason.code, f"waits for {claim.spec.size} devices: others came first")
     detail = reason.message.replace("waits for", "no room for", 1)

@@ -20,6 +20,7 @@ from moorings.core.model.errors import MooringsError
 from moorings.core.model.events import Event
 from moorings.core.model.timestamps import Timestamp
 from moorings.core.model.topology import Pool
+from moorings.core.model.visibility import SEES_ALL, Visibility
 from moorings.drivers.simulated.driver import SimulatedDriver
 from moorings.drivers.simulated.faults import Fault, FaultKind
 from moorings.ports.engine import RunSubmission
@@ -128,9 +129,9 @@ class FaultyStore:
         self._record_call(f"keys_used {len(pairs)}")
         return self._store.find_idempotency_records(pairs)
 
-    def get_claim(self, ident: str) -> Claim | None:
+    def get_claim(self, ident: str, visible: Visibility = SEES_ALL) -> Claim | None:
         self._record_call(f"claim {ident}")
-        return self._store.get_claim(ident)
+        return self._store.get_claim(ident, visible)
 
     def list_claims(
         self,
@@ -139,13 +140,14 @@ class FaultyStore:
         states: frozenset[ClaimState] | None = None,
         owner_prefix: str | None = None,
         pool: str | None = None,
+        visible: Visibility = SEES_ALL,
     ) -> Sequence[Claim]:
         self._record_call("claims")
-        return self._store.list_claims(page, states=states, owner_prefix=owner_prefix, pool=pool)
+        return self._store.list_claims(page, states=states, owner_prefix=owner_prefix, pool=pool, visible=visible)
 
-    def get_run(self, ident: str, subject: str | None = None) -> Run | None:
+    def get_run(self, ident: str, subject: str | None = None, visible: Visibility = SEES_ALL) -> Run | None:
         self._record_call(f"run {ident}")
-        return self._store.get_run(ident, subject)
+        return self._store.get_run(ident, subject, visible)
 
     def list_runs(
         self,
@@ -154,19 +156,27 @@ class FaultyStore:
         states: frozenset[RunState] | None = None,
         subject: str | None = None,
         part: ApplianceJobQuery | None = None,
+        visible: Visibility = SEES_ALL,
     ) -> Sequence[Run]:
         self._record_call("runs")
-        return self._store.list_runs(page, states=states, subject=subject, part=part)
+        return self._store.list_runs(page, states=states, subject=subject, part=part, visible=visible)
 
     def get_jobs(self, idents: Sequence[RunId]) -> Mapping[RunId, JobSpec]:
         self._record_call(f"jobs {' '.join(idents)}")
         return self._store.get_jobs(idents)
 
     def list_events(
-        self, after: Seq, limit: int, *, claim: str | None = None, run: str | None = None, names: Sequence[str] = ()
+        self,
+        after: Seq,
+        limit: int,
+        *,
+        claim: str | None = None,
+        run: str | None = None,
+        names: Sequence[str] = (),
+        visible: Visibility = SEES_ALL,
     ) -> Sequence[EventRow]:
         self._record_call("events")
-        return self._store.list_events(after, limit, claim=claim, run=run, names=names)
+        return self._store.list_events(after, limit, claim=claim, run=run, names=names, visible=visible)
 
     def last_seq(self) -> Seq:
         self._record_call("last_seq")
