@@ -60,7 +60,7 @@ async def start(rig: Rig, kind: ApplianceJobType, *command: str, caller: Caller 
 
 
 async def end(rig: Rig, run: Run) -> Run:
-    return (await rig.controller.runs.get_run(run.id, wait_s=patient(60))).run
+    return (await rig.controller.runs.get_run(ADMIN, run.id, wait_s=patient(60))).run
 
 
 def priority_of(rig: Rig, run: Run) -> int:
@@ -77,12 +77,12 @@ async def test_a_workflow_compiles_without_a_system_and_executes_on_some(rig: Ri
     assert first.job.name == first.id
     second = await start(rig, EXECUTE, "sh", "-c", "echo $MOORINGS_DEVICES; sleep 1000", systems=2)
     await rig.until(lambda: rig.assembly.loop.runs.by_id[second.id].state is RunState.RUNNING)
-    (shown,) = await rig.controller.runs.list_run_heads(PageQuery(), part=ApplianceJobQuery(kind=EXECUTE))
+    (shown,) = await rig.controller.runs.list_run_heads(ADMIN, PageQuery(), part=ApplianceJobQuery(kind=EXECUTE))
     assert shown.partition is not None
     assert len(shown.partition.block) == 2
     assert shown.claim is not None
     assert shown.claim.owner == f"appliance/{second.id}"
-    both = await rig.controller.runs.list_run_heads(PageQuery(), part=ApplianceJobQuery(workflow=WORKFLOW))
+    both = await rig.controller.runs.list_run_heads(ADMIN, PageQuery(), part=ApplianceJobQuery(workflow=WORKFLOW))
     assert [view.run.id for view in both] == [first.id, second.id]
     with pytest.raises(MooringsError) as refused:
         await rig.controller.release_claim(ANN, shown.claim.id)
@@ -95,7 +95,7 @@ async def test_the_memory_of_the_management_node_is_what_compiles_wait_for(rig: 
     one = await start(rig, COMPILE, "sleep", "1000")
     await rig.until(lambda: rig.assembly.loop.runs.by_id[one.id].state is RunState.RUNNING)
     two = await start(rig, COMPILE, "true", workflow=OTHER)
-    view = await rig.controller.runs.get_run(two.id)
+    view = await rig.controller.runs.get_run(ADMIN, two.id)
     assert view.run.state is RunState.WAITING
     assert view.reason is not None
     assert "memory" in view.reason.message
@@ -131,7 +131,7 @@ async def test_a_workflow_has_one_priority_and_p0_is_for_admins(rig: Rig) -> Non
     overtaking = await start(rig, EXECUTE, systems=4, workflow="wflow-" + "d" * 22)
     await rig.controller.runs.cancel_run(ADMIN, blocker.id, wait_s=patient(30))
     ended = [await end(rig, one) for one in (overtaking, run, later)]
-    claims = [(await rig.controller.get_claim(one.claim or "")).claim for one in ended]
+    claims = [(await rig.controller.get_claim(ADMIN, one.claim or "")).claim for one in ended]
     granted = [claim.granted_at or 0 for claim in claims]  # not when they started: an engine's clock is not the rig's
     assert granted == sorted(granted)
     with pytest.raises(MooringsError) as refused:
@@ -185,7 +185,7 @@ async def test_labels_are_changed_and_found(rig: Rig) -> None:
     twin = await start(rig, EXECUTE, "sleep", "1000", labels={"team": "nlp", "exp": "axb"}, workflow=OTHER)
 
     async def found(**labels: str) -> list[str]:
-        views = await rig.controller.runs.list_run_heads(PageQuery(), part=ApplianceJobQuery(labels=labels))
+        views = await rig.controller.runs.list_run_heads(ADMIN, PageQuery(), part=ApplianceJobQuery(labels=labels))
         return [view.run.id for view in views]
 
     assert await found(team="nlp") == [run.id, twin.id]
@@ -241,7 +241,7 @@ async def test_nobody_gets_past_the_appliances_priorities_with_a_claim_or_a_plai
         with pytest.raises(MooringsError) as error:
             await refused
         assert error.value.code == "priority.denied"
-    view = await rig.controller.runs.get_run(first.id)
+    view = await rig.controller.runs.get_run(ADMIN, first.id)
     assert view.position == 1
     await rig.controller.release_claim(ANN, claim.id)
     for one in (holder, first, last):

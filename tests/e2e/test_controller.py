@@ -42,7 +42,7 @@ async def test_a_claim_from_wish_to_release_and_its_story_in_the_log(rig: Rig) -
     assert [gcd.devices for gcd in binding.gcds] == [("pod16:0", "pod16:1"), ("pod16:2", "pod16:3")]
     released = await rig.release(claim)
     assert released.state is ClaimState.RELEASED
-    rows = await rig.controller.list_events(Seq(0), 100, claim=claim.id)
+    rows = await rig.controller.list_events(ADMIN, Seq(0), 100, claim=claim.id)
     assert [row.event.name for row in rows] == [
         "claim.created",
         "claim.granted",
@@ -77,7 +77,7 @@ async def test_a_claim_is_withdrawn_only_while_it_waits(rig: Rig) -> None:
     with pytest.raises(MooringsError) as refused:
         await rig.controller.release_claim(ANN, holder.id, only_waiting=True)
     assert refused.value.code == "claim.held"
-    assert (await rig.controller.get_claim(holder.id)).claim == holder
+    assert (await rig.controller.get_claim(ADMIN, holder.id)).claim == holder
     withdrawn = await rig.controller.release_claim(ANN, waiting.id, only_waiting=True)
     assert withdrawn.claim.state is ClaimState.CANCELLED
     again = await rig.controller.release_claim(ANN, waiting.id, only_waiting=True)
@@ -88,7 +88,7 @@ async def test_waiting_answers_when_it_is_ready_and_not_before(rig: Rig) -> None
     holder = await rig.claim(16)
     waiting = asyncio.create_task(rig.claim(8, wait_s=20))
     await rig.until(lambda: len(rig.fleet.queue) == 1)
-    view = (await rig.controller.list_claims(PageQuery(), states=frozenset({ClaimState.PENDING})))[0]
+    view = (await rig.controller.list_claims(ADMIN, PageQuery(), states=frozenset({ClaimState.PENDING})))[0]
     assert view.position == 1
     assert view.reason is not None
     assert holder.id in view.reason.blockers
@@ -102,7 +102,7 @@ async def test_a_wait_that_runs_out_answers_with_what_there_is_and_leaves_nothin
     late = await rig.claim(1, wait_s=0.05)
     assert late.state is ClaimState.PENDING
     for _ in range(20):
-        await rig.controller.get_claim(late.id, wait_s=0.001)
+        await rig.controller.get_claim(ADMIN, late.id, wait_s=0.001)
     assert not rig.controller._claims.follower.waiters  # a leak would show nowhere else
 
 
@@ -177,16 +177,19 @@ async def test_a_job_s_name_reaches_the_caller_s_own_run(rig: Rig) -> None:
     await rig.controller.runs.cancel_run(BOB, theirs.run.id, wait_s=patient(20))
 
 
-async def test_the_values_of_a_job_s_environment_are_its_owner_s(rig: Rig) -> None:
+async def test_a_job_s_environment_is_for_who_sees_the_run(rig: Rig) -> None:
     view = await rig.controller.runs.create_run(
         ANN, replace(job("true"), environment={"PATH": "/usr/bin:/bin", "TOKEN": "hunter2"})
     )
-    assert run_body(view, BOB).job.environment == {"PATH": "(hidden)", "TOKEN": "(hidden)"}
-    assert run_body(view, ANN).job.environment["TOKEN"] == "hunter2"
-    assert run_body(view, ADMIN).job.environment["TOKEN"] == "hunter2"
-    rows = await rig.controller.list_events(Seq(0), 100)
+    for caller in (ANN, ADMIN):
+        shown = await rig.controller.runs.get_run(caller, view.run.id)
+        assert run_body(shown).job.environment["TOKEN"] == "hunter2"
+    with pytest.raises(MooringsError, match="there is no run") as refused:
+        await rig.controller.runs.get_run(BOB, view.run.id)
+    assert refused.value.code == "run.unknown"
+    rows = await rig.controller.list_events(ADMIN, Seq(0), 100)
     assert not any("hunter2" in row.event.data for row in rows)
-    await rig.controller.runs.get_run(view.run.id, wait_s=patient(20))
+    await rig.controller.runs.get_run(ADMIN, view.run.id, wait_s=patient(20))
 
 
 async def test_no_room_and_no_wish_to_wait(rig: Rig) -> None:
@@ -204,7 +207,7 @@ async def test_reset_makes_the_partition_unusable_until_it_is_done(rig: Rig) -> 
     with pytest.raises(MooringsError) as refused:
         await rig.controller.get_binding(ANN, claim.id)
     assert refused.value.code in ("partition.not_active", "claim.not_ready")
-    await rig.until(lambda: rig.controller.get_partition(claim.name).partition.state is PartitionState.ACTIVE)
+    await rig.until(lambda: rig.controller.get_partition(ADMIN, claim.name).partition.state is PartitionState.ACTIVE)
 
 
 async def test_no_binding_while_the_driver_has_not_heard_of_a_reset(rig: Rig) -> None:
@@ -216,7 +219,7 @@ async def test_no_binding_while_the_driver_has_not_heard_of_a_reset(rig: Rig) ->
         await rig.controller.get_binding(ANN, claim.id)
     assert refused.value.code == "partition.not_active"
     rig.driver().faults.clear()
-    await rig.until(lambda: rig.controller.get_partition(claim.name).partition.state is PartitionState.ACTIVE)
+    await rig.until(lambda: rig.controller.get_partition(ADMIN, claim.name).partition.state is PartitionState.ACTIVE)
 
 
 async def test_a_replaced_controller_does_not_say_that_a_claim_is_released(rig: Rig) -> None:
@@ -259,7 +262,7 @@ async def test_a_broken_block_is_quarantined_and_another_is_used(rig: Rig) -> No
     rig.driver().faults.add(Fault(kind=FaultKind.BREAKS_WHILE_PROVISIONING, times=1))
     claim = await rig.claim(4)
     assert (claim.state, claim.attempt) == (ClaimState.READY, 1)
-    out = [view for view in rig.controller.list_devices(PageQuery(limit=100)) if not view.in_service]
+    out = [view for view in rig.controller.list_devices(ADMIN, PageQuery(limit=100)) if not view.in_service]
     assert [view.device.state for view in out] == [DeviceState.QUARANTINED] * 4
     with pytest.raises(MooringsError) as refused:
         await rig.controller.resume_device(ADMIN, "pod16:9")
@@ -277,7 +280,7 @@ async def test_an_unknown_vendor_state_is_not_ready(rig: Rig) -> None:
     claim = await rig.claim(4, wait_s=0.5)
     assert claim.state is ClaimState.GRANTED
     rig.driver().faults.clear()
-    view = await rig.controller.get_claim(claim.id, wait_s=patient(10))
+    view = await rig.controller.get_claim(ADMIN, claim.id, wait_s=patient(10))
     assert view.claim.state is ClaimState.READY
 
 
@@ -288,15 +291,15 @@ async def test_one_bad_listing_ends_nothing(rig: Rig, kind: FaultKind) -> None:
     rig.driver().faults.add(Fault(kind=kind, times=2))
     seq = rig.controller.last_seq()
     await rig.clock.sleep(3.5 * 3)
-    assert (await rig.controller.get_claim(claim.id)).claim.state is ClaimState.READY
-    assert await rig.controller.list_events(seq, 10) == []
+    assert (await rig.controller.get_claim(ADMIN, claim.id)).claim.state is ClaimState.READY
+    assert await rig.controller.list_events(ADMIN, seq, 10) == []
 
 
 async def test_a_partition_that_vanished_is_lost_and_its_owner_told(rig: Rig) -> None:
     rig.driver().faults.add(Fault(kind=FaultKind.VANISHES, seconds=1.0, times=1))
     claim = await rig.claim(4)
     await rig.until(lambda: rig.fleet.claims[claim.id].state is ClaimState.LOST)
-    lost = (await rig.controller.get_claim(claim.id)).claim
+    lost = (await rig.controller.get_claim(ADMIN, claim.id)).claim
     assert lost.reason is not None
     assert "missing in" in lost.reason.message
     assert (await rig.release(claim)).state is ClaimState.RELEASED
@@ -321,7 +324,7 @@ async def test_a_stray_of_ours_is_removed_and_a_stranger_s_is_not(rig: Rig) -> N
         return await rig.hardware() == {"by-hand"}
 
     await rig.until(only_the_stranger_s)
-    view = rig.controller.get_device("pod16:9")
+    view = rig.controller.get_device(ADMIN, "pod16:9")
     assert view.partition == "by-hand"
     claim = await rig.claim(8)
     assert rig.fleet.partitions[claim.partition].block == Block(range(8))
@@ -331,10 +334,10 @@ async def test_a_pool_that_does_not_answer_says_so_and_recovers(rig: Rig) -> Non
     rig.driver().faults.add(Fault(kind=FaultKind.LISTING_FAILS))
     await rig.until(lambda: not rig.controller.get_pool("pod16").reachable)
     claim = await rig.claim(1, wait_s=0)
-    wait = await rig.controller.explain_claim(claim.id)
+    wait = await rig.controller.explain_claim(ADMIN, claim.id)
     assert wait.reasons[0].code == "pool.unreachable"
     rig.driver().faults.clear()
-    assert (await rig.controller.get_claim(claim.id, wait_s=patient(10))).claim.state is ClaimState.READY
+    assert (await rig.controller.get_claim(ADMIN, claim.id, wait_s=patient(10))).claim.state is ClaimState.READY
 
 
 async def test_a_stranger_s_partition_survives_a_claim_of_its_name(rig: Rig) -> None:
@@ -355,23 +358,23 @@ async def test_an_agent_that_is_down_for_a_moment_ends_nothing(rig: Rig) -> None
     await rig.clock.sleep(6)
     rig.driver().faults.clear()
     await rig.clock.sleep(10)
-    assert (await rig.controller.get_claim(claim.id)).claim.state is ClaimState.READY
+    assert (await rig.controller.get_claim(ADMIN, claim.id)).claim.state is ClaimState.READY
 
 
 async def test_why_a_granted_claim_is_not_ready(rig: Rig) -> None:
     """Law 8, when the driver does not do what it is asked."""
     rig.driver().faults.add(Fault(kind=FaultKind.TIMEOUT_BEFORE, calls=frozenset({VendorCall.CREATE})))
     claim = await rig.claim(4, wait_s=0.3)
-    told = await rig.controller.explain_claim(claim.id)
+    told = await rig.controller.explain_claim(ADMIN, claim.id)
     assert [reason.code for reason in told.reasons] == ["driver.unavailable"]
     assert "no answer" in told.reasons[0].message
 
 
 async def test_many_wait_for_the_same_claim_and_run(rig: Rig) -> None:
     view = await rig.controller.runs.create_run(ANN, job("sh", "-c", "sleep 0.3"))
-    runs = [rig.controller.runs.get_run(view.run.id, wait_s=patient(20)) for _ in range(5)]
+    runs = [rig.controller.runs.get_run(ADMIN, view.run.id, wait_s=patient(20)) for _ in range(5)]
     assert view.run.claim is not None
-    claims = [rig.controller.get_claim(view.run.claim, wait_s=patient(20), until="ENDED") for _ in range(5)]
+    claims = [rig.controller.get_claim(ADMIN, view.run.claim, wait_s=patient(20), until="ENDED") for _ in range(5)]
     ended, released = await asyncio.gather(asyncio.gather(*runs), asyncio.gather(*claims))
     assert [one.run.state for one in ended] == [RunState.SUCCEEDED] * 5
     assert [one.claim.state for one in released] == [ClaimState.RELEASED] * 5
@@ -390,12 +393,12 @@ async def test_a_controller_that_ends_anywhere_goes_on_from_what_is_there(tmp_pa
         waiting = await rig.claim(2, wait_s=0)
         await rig.release(leaving, wait_s=0)
     async with running(tmp_path) as rig:
-        assert (await rig.controller.get_claim(kept.id)).claim.state is ClaimState.READY
-        assert (await rig.controller.get_claim(making.id, wait_s=patient(20))).claim.state is ClaimState.READY
+        assert (await rig.controller.get_claim(ADMIN, kept.id)).claim.state is ClaimState.READY
+        assert (await rig.controller.get_claim(ADMIN, making.id, wait_s=patient(20))).claim.state is ClaimState.READY
         assert (
-            await rig.controller.get_claim(leaving.id, wait_s=patient(20), until="ENDED")
+            await rig.controller.get_claim(ADMIN, leaving.id, wait_s=patient(20), until="ENDED")
         ).claim.state is ClaimState.RELEASED
-        assert (await rig.controller.get_claim(waiting.id, wait_s=patient(20))).claim.state is ClaimState.READY
+        assert (await rig.controller.get_claim(ADMIN, waiting.id, wait_s=patient(20))).claim.state is ClaimState.READY
         for claim in (kept, making, waiting):
             await rig.release(claim)
         await rig.nothing_left()
@@ -427,7 +430,7 @@ async def test_a_run_gets_its_partition_runs_and_gives_it_back(rig: Rig, tmp_pat
     )
     view = await rig.controller.runs.create_run(ANN, job("sh", "-ec", script, size=4, tasks=2))
     assert view.run.state is RunState.WAITING
-    ended = await rig.controller.runs.get_run(view.run.id, wait_s=patient(20))
+    ended = await rig.controller.runs.get_run(ADMIN, view.run.id, wait_s=patient(20))
     assert (ended.run.state, ended.run.exit_code, ended.run.task_codes) == (RunState.SUCCEEDED, 0, (0, 0))
     chunks = [chunk async for chunk in await rig.controller.runs.logs(ANN, view.run.id, task=None, follow=False)]
     assert sorted(b"".join(chunks).decode().splitlines()) == [
@@ -435,7 +438,7 @@ async def test_a_run_gets_its_partition_runs_and_gives_it_back(rig: Rig, tmp_pat
         "[1] 1 of 2: pod16:2,pod16:3",
     ]
     await rig.nothing_left()
-    names = [row.event.name for row in await rig.controller.list_events(Seq(0), 100, run=view.run.id)]
+    names = [row.event.name for row in await rig.controller.list_events(ADMIN, Seq(0), 100, run=view.run.id)]
     assert names == ["run.created", "run.starting", "run.started", "run.ended"] or names == [
         "run.created", "run.starting", "run.ended",
     ]  # fmt: skip
@@ -449,13 +452,13 @@ async def test_no_process_starts_before_its_partition_is_active(rig: Rig, tmp_pa
     await rig.clock.sleep(5)
     assert not flag.exists()
     rig.driver().faults.clear()
-    await rig.controller.runs.get_run(view.run.id, wait_s=patient(20))
+    await rig.controller.runs.get_run(ADMIN, view.run.id, wait_s=patient(20))
     assert flag.exists()
 
 
 async def test_a_failing_job_keeps_its_exit_code_and_leaves_nothing(rig: Rig) -> None:
     view = await rig.controller.runs.create_run(ANN, job("sh", "-c", "exit 7"))
-    ended = await rig.controller.runs.get_run(view.run.id, wait_s=patient(20))
+    ended = await rig.controller.runs.get_run(ADMIN, view.run.id, wait_s=patient(20))
     assert (ended.run.state, ended.run.exit_code) == (RunState.FAILED, 7)
     await rig.nothing_left()
 
@@ -505,7 +508,7 @@ async def test_a_job_is_stopped_though_that_cannot_be_saved(rig: Rig, monkeypatc
 
         await rig.until(ended)
         assert len(await rig.hardware()) == 1
-    end = await rig.controller.runs.get_run(going.id, wait_s=patient(20))
+    end = await rig.controller.runs.get_run(ADMIN, going.id, wait_s=patient(20))
     assert end.run.state is RunState.CANCELLED
     await rig.nothing_left()
 
@@ -523,7 +526,7 @@ async def test_a_partition_lost_before_the_start_ends_the_run(rig: Rig) -> None:
     rig.driver().faults.add(Fault(kind=FaultKind.TIMEOUT_BEFORE, calls=frozenset({VendorCall.BINDING})))
     rig.driver().faults.add(Fault(kind=FaultKind.VANISHES, seconds=10.0, times=1))
     view = await rig.controller.runs.create_run(ANN, job("true"))
-    ended = await rig.controller.runs.get_run(view.run.id, wait_s=patient(20))
+    ended = await rig.controller.runs.get_run(ADMIN, view.run.id, wait_s=patient(20))
     assert ended.run.state is RunState.FAILED
     assert "was lost" in ended.run.detail
     await rig.nothing_left()
@@ -538,7 +541,7 @@ async def test_a_claim_is_held_until_its_run_s_processes_are_gone(rig: Rig) -> N
     await rig.clock.sleep(3)
     assert rig.fleet.claims[view.run.claim].state is ClaimState.READY
     assert len(await rig.hardware()) == 1
-    assert (await rig.controller.runs.get_run(view.run.id, wait_s=patient(20))).run.is_ended
+    assert (await rig.controller.runs.get_run(ADMIN, view.run.id, wait_s=patient(20))).run.is_ended
     await rig.nothing_left()
 
 
@@ -574,7 +577,7 @@ async def test_a_run_outlives_its_controller_and_is_found_again(tmp_path: Path) 
         await rig.until(lambda: rig.assembly.loop.runs.by_id[view.run.id].state is RunState.RUNNING)
     flag.touch()
     async with running(tmp_path / "data") as rig:
-        ended = await rig.controller.runs.get_run(view.run.id, wait_s=patient(20))
+        ended = await rig.controller.runs.get_run(ADMIN, view.run.id, wait_s=patient(20))
         assert (ended.run.state, ended.run.exit_code) == (RunState.SUCCEEDED, 0)
         await rig.nothing_left()
 
@@ -582,7 +585,7 @@ async def test_a_run_outlives_its_controller_and_is_found_again(tmp_path: Path) 
 async def test_a_run_whose_partition_is_lost_is_stopped_and_told_why(rig: Rig) -> None:
     rig.driver().faults.add(Fault(kind=FaultKind.VANISHES, seconds=2.0, times=1))
     view = await rig.controller.runs.create_run(ANN, job("sleep", "1000"))
-    ended = await rig.controller.runs.get_run(view.run.id, wait_s=patient(40))
+    ended = await rig.controller.runs.get_run(ADMIN, view.run.id, wait_s=patient(40))
     assert ended.run.state is RunState.FAILED, "nobody cancelled it"
     assert "was lost" in ended.run.detail
     await rig.nothing_left()
@@ -593,8 +596,8 @@ async def test_a_job_whose_claim_can_never_be_served_is_refused_before_anything_
         with pytest.raises(MooringsError) as refused:
             await rig.controller.runs.create_run(ANN, job("true", size=size))
         assert refused.value.code == code
-    assert await rig.controller.runs.list_runs(PageQuery()) == []
-    told = [row.event.name for row in await rig.controller.list_events(Seq(0), 10)]
+    assert await rig.controller.runs.list_runs(ADMIN, PageQuery()) == []
+    told = [row.event.name for row in await rig.controller.list_events(ADMIN, Seq(0), 10)]
     assert told == ["controller.led"]
 
 
@@ -603,4 +606,4 @@ async def test_the_same_key_starts_one_run(rig: Rig) -> None:
         *(rig.controller.runs.create_run(ANN, job("true"), key="once") for _ in range(2))
     )
     assert first.run.id == twin.run.id
-    assert len(await rig.controller.runs.list_runs(PageQuery())) == 1
+    assert len(await rig.controller.runs.list_runs(ADMIN, PageQuery())) == 1

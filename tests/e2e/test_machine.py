@@ -34,7 +34,7 @@ async def started(rig: Rig, wanted: JobSpec) -> Run:
 
 
 async def ended(rig: Rig, run: Run) -> Run:
-    return (await rig.controller.runs.get_run(run.id, wait_s=patient(20))).run
+    return (await rig.controller.runs.get_run(ANN, run.id, wait_s=patient(20))).run
 
 
 async def test_a_job_without_devices_runs_with_several_tasks(rig: Rig) -> None:
@@ -52,7 +52,7 @@ async def test_a_job_waits_for_cpus_with_its_devices_and_a_cancelled_one_gives_t
     assert (await ended(rig, names_none)).state is RunState.SUCCEEDED
     assert waits.claim is not None
     assert rig.fleet.claims[waits.claim].state is ClaimState.PENDING
-    view = await rig.controller.runs.get_run(waits.id)
+    view = await rig.controller.runs.get_run(ANN, waits.id)
     assert view.reason is not None
     assert (view.reason.code, view.reason.message) == (
         "machine.full", "waits for 2 CPUs of this machine: 1 of 4 are free",

@@ -13,7 +13,7 @@ from moorings.core.model.claims import CheckpointContract, ClaimState
 from moorings.core.model.errors import MooringsError
 from moorings.workloads.jobs import JobSpec
 from moorings.workloads.runs import Run, RunState
-from tests.e2e.rig import ANN, BOB, Rig, job
+from tests.e2e.rig import ADMIN, ANN, BOB, Rig, job
 from tests.e2e.test_reclaim import POLICY, ended, in_state, lending, now_of, output, story
 from tests.e2e.test_resume import digits, saved_step
 from tests.waiting import patient
@@ -124,7 +124,7 @@ async def test_a_run_that_waits_is_paused_at_once(rig: Rig, tmp_path: Path) -> N
     run = (await rig.controller.runs.create_run(BOB, works(tmp_path))).run
     await in_state(rig, run, RunState.WAITING)
     await paused(rig, run)
-    view = await rig.controller.runs.get_run(run.id)
+    view = await rig.controller.runs.get_run(ADMIN, run.id)
     assert view.reason is not None
     assert (view.reason.code, view.reason.hint) == ("run.paused", f"moor resume {run.id}")
     await rig.release(held)

@@ -15,7 +15,7 @@ from moorings.ports.store import PageQuery
 from moorings.store.postgresql import open_postgresql
 from moorings.store.session import DatabaseTimeouts
 from moorings.workloads.runs import RunState
-from tests.e2e.rig import ANN, Rig, job, running
+from tests.e2e.rig import ADMIN, ANN, Rig, job, running
 from tests.postgresql import ROLE
 from tests.severing import Cut, SeveredWay
 from tests.waiting import patient
@@ -46,7 +46,7 @@ async def insist(rig: Rig, key: str) -> Claim:
 
 
 async def all_claims(controller: Controller) -> list[Claim]:
-    return [view.claim for view in await controller.list_claims(PageQuery(1000), states=None)]
+    return [view.claim for view in await controller.list_claims(ADMIN, PageQuery(1000), states=None)]
 
 
 @pytest.mark.smoke
@@ -56,7 +56,7 @@ async def test_claims_and_runs_from_wish_to_release(tmp_path: Path, database_url
         assert claim.state is ClaimState.READY
         assert await rig.hardware() == {claim.name}
         view = await rig.controller.runs.create_run(ANN, job("true", size=2))
-        ended = await rig.controller.runs.get_run(view.run.id, wait_s=patient(60))
+        ended = await rig.controller.runs.get_run(ADMIN, view.run.id, wait_s=patient(60))
         assert ended.run.state is RunState.SUCCEEDED
         assert (await rig.release(claim)).state is ClaimState.RELEASED
         await rig.nothing_left()
@@ -141,7 +141,7 @@ async def test_while_an_sql_shell_holds_a_lock_callers_are_told_and_then_it_heal
             with pytest.raises(MooringsError) as caught:
                 await ask(rig, "k")
             assert caught.value.code == "store.unavailable"
-            assert (await rig.controller.get_claim(claim.id)).claim.state is ClaimState.READY  # reading goes on
+            assert (await rig.controller.get_claim(ADMIN, claim.id)).claim.state is ClaimState.READY  # reading goes on
             shell.rollback()
         await rig.release(claim)
         await rig.release(await insist(rig, "k"))

@@ -98,7 +98,7 @@ async def in_state(rig: Rig, run: Run, *states: RunState) -> Run:
 
 
 async def ended(rig: Rig, run: Run) -> Run:
-    return (await rig.controller.runs.get_run(run.id, wait_s=patient(20))).run
+    return (await rig.controller.runs.get_run(ADMIN, run.id, wait_s=patient(20))).run
 
 
 def story(rig: Rig, run: Run) -> list[str]:
@@ -189,7 +189,7 @@ async def test_nothing_is_given_away_while_a_process_of_the_borrower_lives(rig: 
     held = rig.fleet.claims[yielding.claim]
     assert held.state is ClaimState.RECLAIMING
     assert held.partition in rig.fleet.partitions
-    shown = (await rig.controller.runs.get_run(run.id)).reason
+    shown = (await rig.controller.runs.get_run(ADMIN, run.id)).reason
     assert shown is not None
     assert "lab" in shown.message, "it is told for whom"
     while rig.fleet.claims[claim.id].state is ClaimState.PENDING and processes_of(run.id):
@@ -304,7 +304,7 @@ async def test_a_run_is_moved_to_make_one_block_of_two(tmp_path: Path, mode: Def
         before = rig.fleet.partitions[rig.fleet.claims[run.claim].partition].block
         if mode is DefragmentMode.OFF:
             ordered = await rig.controller.projects.defragment(ADMIN, DefragmentPool(size=8), dry_run=False)
-            assert [claim.id for claim, *_ in ordered.moves] == [run.claim]
+            assert [claim and claim.id for claim, *_ in ordered.moves] == [run.claim]
             await rig.until(lambda: now_of(rig, run).attempt == 1)
         large = await rig.claim(8)
         assert large.state is ClaimState.READY

@@ -15,7 +15,7 @@ from moorings.drivers.simulated.faults import Fault, FaultKind
 from moorings.local.records import SupervisorStatus
 from moorings.local.run_folder import LocalRunFolder
 from moorings.workloads.runs import Run, RunState
-from tests.e2e.rig import BOB, Rig
+from tests.e2e.rig import ADMIN, BOB, Rig
 from tests.e2e.test_pause import works
 from tests.e2e.test_reclaim import POLICY, ended, in_state, lending, now_of, output, story
 from tests.e2e.test_resume import digits, saved_step
@@ -45,7 +45,7 @@ async def test_a_training_whose_supervisor_is_killed_ends_as_if_it_had_not_been(
     kill_supervisor(tmp_path, run)
     lost = await in_state(rig, run, RunState.PAUSED)
     assert processes_of(run.id) == []
-    view = await rig.controller.runs.get_run(run.id)
+    view = await rig.controller.runs.get_run(ADMIN, run.id)
     assert view.reason is not None
     assert (view.reason.code, view.reason.message) == (
         "run.retrying",

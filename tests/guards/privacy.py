@@ -20,7 +20,66 @@ LIMITS = "tests/unit/api/test_limits.py::"
 REQUESTS = "tests/unit/api/test_bad_requests.py::"
 CONTROLLER = "tests/e2e/test_controller.py::"
 
+SEEN = "tests/unit/core/test_visibility.py::"
+STRANGERS = "tests/e2e/test_who_sees.py::"
+NO_ROUTE = "test_no_route_tells_a_stranger_of_what_another_has"
+
 PRIVACY = (
+    # -- who sees a record ------------------------------------------------------------------------------------------
+    Guard(
+        law="10",
+        what="a project shows what is in it to those that it names",
+        file="core/model/visibility.py",
+        at="Visibility._includes",
+        cut="project in self.projects",
+        put="project is not None",
+        tests=(f"{SEEN}test_the_rule_is_the_one_of_the_sentence", f"{STRANGERS}{NO_ROUTE}"),
+    ),
+    Guard(
+        law="10",
+        what="what is in the default project is its owner's alone",
+        file="core/model/visibility.py",
+        at="_projects_seen_by",
+        cut='if name.partition("/")[0] != DEFAULT_PROJECT',
+        put="",
+        tests=(f"{SEEN}test_the_rule_is_the_one_of_the_sentence",),
+    ),
+    Guard(
+        law="10",
+        what="an owner prefix shows whole parts of names",
+        file="core/model/visibility.py",
+        at="Visibility._includes",
+        cut='owner.startswith(prefix + "/")',
+        put="owner.startswith(prefix)",
+        tests=(f"{SEEN}test_a_prefix_shows_what_it_may_act_for",),
+    ),
+    Guard(
+        law="10",
+        what="a list is filtered where it is read",
+        file="store/visible.py",
+        at="OwnedTable.is_visible",
+        cut="or_(*found) if found else false()",
+        put="true()",
+        tests=(f"{SQLITE}TestSqliteStore::test_a_caller_is_given_what_it_sees_in_whole_pages",),
+    ),
+    Guard(
+        law="10",
+        what="a run that is in memory is not found by whom it is hidden from",
+        file="controller/run_service.py",
+        at="RunService._find_run",
+        cut="or not visible.includes(ownership_of_run(run))",
+        put="",
+        tests=(f"{STRANGERS}{NO_ROUTE}",),
+    ),
+    Guard(
+        law="10",
+        what="a reason names only the claims that its reader sees",
+        file="core/scheduling/explain.py",
+        at="_is_shown",
+        cut="visible.includes_claim(claim)",
+        put="True",
+        tests=(f"{STRANGERS}{NO_ROUTE}",),
+    ),
     # -- secrets ----------------------------------------------------------------------------------------------------
     Guard(
         law="10",
@@ -30,15 +89,6 @@ PRIVACY = (
         cut='replace(given, job=replace(given.job, environment={}, workdir=""))',
         put="given",
         tests=(f"{REPLAY}test_the_log_keeps_no_environment",),
-    ),
-    Guard(
-        law="10",
-        what="others see the names of a job's environment, not the values",
-        file="api/render.py",
-        at="run_body",
-        cut="job = replace(job, environment=dict.fromkeys(job.environment, HIDDEN))",
-        put="",
-        tests=(f"{CONTROLLER}test_the_values_of_a_job_s_environment_are_its_owner_s",),
     ),
     Guard(
         law="10",

@@ -14,7 +14,7 @@ import httpx2
 from moorings.api.limits import ApiLimits
 from moorings.api.routes.runs import RUNS_A_PAGE_MAX
 from moorings.controller.views import ClaimView
-from moorings.core.model.access import Role
+from moorings.core.model.access import Caller, Role
 from moorings.ports.store import PageQuery
 from tests.hostile.harbour import Harbour
 from tests.unit.api.pretend import ADMIN, USER, PretendController
@@ -181,14 +181,14 @@ class BusyController(PretendController):
         self.most_at_work = 0
         self.full = asyncio.Event()
 
-    async def list_claims(self, page: PageQuery, **wanted: Any) -> Sequence[ClaimView]:
+    async def list_claims(self, caller: Caller, page: PageQuery, **wanted: Any) -> Sequence[ClaimView]:
         self.at_work += 1
         self.most_at_work = max(self.most_at_work, self.at_work)
         if self.at_work == ApiLimits().working_per_key_max:
             self.full.set()
         await self.done.wait()
         self.at_work -= 1
-        return await super().list_claims(page, **wanted)
+        return await super().list_claims(caller, page, **wanted)
 
 
 async def test_a_few_requests_of_one_key_are_worked_on_at_once() -> None:

@@ -46,6 +46,9 @@ _SizeText = Annotated[str, Field(pattern="^[1-9][0-9]{0,6}$")]
 _Seconds = Annotated[float, Field(ge=0, le=SECONDS_MAX)]
 
 # Fields with a bound that does not follow from their names. core and workloads check theirs again.
+_Subjects: Any = Annotated[
+    tuple[Annotated[str, Field(max_length=MEMBER_CHARS_MAX, pattern=_NO_NUL)], ...], Field(max_length=MEMBERS_MAX)
+]
 _BOUNDS: Mapping[tuple[str, str], object] = {
     ("AcceleratorsShape", "resources"): _Amounts | None,
     ("ApplianceShape", "kind"): Literal[tuple(kind.value for kind in ApplianceJobType)],
@@ -71,9 +74,8 @@ _BOUNDS: Mapping[tuple[str, str], object] = {
     ("LabelsRequest", "labels"): _Labels,
     ("LabelsRequest", "remove"): Annotated[tuple[_Short, ...], Field(max_length=LABELS_MAX)],
     ("ProjectRequest", "aliases"): Annotated[tuple[_Short, ...], Field(max_length=ALIASES_MAX)],
-    ("ProjectRequest", "members"): Annotated[
-        tuple[Annotated[str, Field(max_length=MEMBER_CHARS_MAX, pattern=_NO_NUL)], ...], Field(max_length=MEMBERS_MAX)
-    ],
+    ("ProjectRequest", "admins"): _Subjects,
+    ("ProjectRequest", "members"): _Subjects,
     ("ProjectRequest", "weight"): Annotated[float, Field(gt=0, le=WEIGHT_MAX)],
     ("ShareShape", "blocks"): Annotated[
         Mapping[_SizeText, Annotated[int, Field(ge=1, le=DEVICES_MAX)]], Field(min_length=1, max_length=ENTRIES_MAX)

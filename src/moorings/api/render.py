@@ -10,6 +10,8 @@ from typing import Any
 from moorings.client.jobs import checkpoint_shape, job_shape
 from moorings.controller.queues import QueueView
 from moorings.controller.views import (
+    HIDDEN,
+    HIDDEN_BREAK,
     ClaimView,
     DeviceView,
     EstimateView,
@@ -23,11 +25,14 @@ from moorings.controller.views import (
 from moorings.core.forecast.whatif import CLAIMS_MAX
 from moorings.core.model.access import Caller, Role
 from moorings.core.model.bindings import Binding, GcdBinding
+from moorings.core.model.claims import Claim, ClaimId, ClaimSpec
 from moorings.core.model.devices import PoolName
+from moorings.core.model.partitions import Partition
 from moorings.core.model.projects import Project
 from moorings.core.model.reasons import Reason
 from moorings.core.model.timestamps import Timestamp, add_seconds
 from moorings.core.model.topology import AnySubset, Catalogue, PowerOfTwo, Topology
+from moorings.core.scheduling.explain import HIDDEN_RECLAIM
 from moorings.core.scheduling.quotas import ProjectQuota
 from moorings.ports.store import AccessKey, EventRow
 from moorings.wire.codec import format_time
@@ -68,7 +73,12 @@ from moorings.wire.shapes import (
 from moorings.workloads.checkpoints import RunCheckpoint
 from moorings.workloads.runs import RunId, RunPause, RunState, own_checkpoints, resume_point
 
-HIDDEN = "(hidden)"
+# What the data of events says about claims that are not the event's own, and what others are told instead.
+_OF_OTHERS: Mapping[str, Mapping[str, str | None]] = {
+    "claim.reclaiming": {"for": None},
+    "run.yielding": {"why": HIDDEN_RECLAIM},
+    "device.quarantined": {"why": HIDDEN_BREAK},
+}
 
 
 def _time(at: Timestamp | None) -> str | None:
@@ -89,8 +99,17 @@ def reason_body(reason: Reason | None) -> ReasonBody | None:
 
 
 def claim_body(view: ClaimView) -> ClaimBody:
-    """A claim, with the partition it holds."""
+    """A claim, with the partition it holds; of an outline no name, and nothing that holds one."""
     claim, spec, partition = view.claim, view.claim.spec, view.partition
+    body = _claim_body(view, claim, spec, partition)
+    if not view.is_outline:
+        return body
+    reason = replace(body.reason, message=HIDDEN, blockers=(), hint="") if body.reason is not None else None
+    named = {"name": HIDDEN, "owner": HIDDEN, "subject": HIDDEN, "project": HIDDEN, "reason": reason}
+    return replace(body, partition=HIDDEN if partition is not None else None, **named)  # type: ignore[arg-type]  # mixed
+
+
+def _claim_body(view: ClaimView, claim: Claim, spec: ClaimSpec, partition: Partition | None) -> ClaimBody:
     return ClaimBody(
         id=claim.id,
         name=claim.name,
@@ -152,9 +171,9 @@ def what_if_body(view: WhatIfView) -> WhatIfBody:
         at=format_time(view.at),
         claims=tuple(
             WhatIfClaimBody(
-                claim=one.claim,
-                name=view.claims[one.claim].name,
-                project=view.claims[one.claim].spec.project,
+                claim=_seen_id(view, one.claim),
+                name=_seen_name(view, one.claim),
+                project=_seen_project(view, one.claim),
                 size=one.size,
                 now_at=_time(one.now_at),
                 then_at=_time(one.then_at),
@@ -172,6 +191,18 @@ def what_if_body(view: WhatIfView) -> WhatIfBody:
     )
 
 
+def _seen_id(view: WhatIfView, ident: ClaimId) -> str:
+    return ident if ident in view.claims else HIDDEN
+
+
+def _seen_name(view: WhatIfView, ident: ClaimId) -> str:
+    return view.claims[ident].name if ident in view.claims else HIDDEN
+
+
+def _seen_project(view: WhatIfView, ident: ClaimId) -> str:
+    return view.claims[ident].spec.project if ident in view.claims else HIDDEN
+
+
 def _side(view: WhatIfView, number: int) -> WhatIfSideBody:
     found = view.found
     return WhatIfSideBody(
@@ -180,9 +211,9 @@ def _side(view: WhatIfView, number: int) -> WhatIfSideBody:
         utilisation=round(found.utilisation[number], 4),
         asked=tuple(
             WhatIfAskedBody(
-                claim=one.claim,
-                name=view.claims[one.claim].name,
-                project=view.claims[one.claim].spec.project,
+                claim=_seen_id(view, one.claim),
+                name=_seen_name(view, one.claim),
+                project=_seen_project(view, one.claim),
                 yields=one.yields,
                 moves=one.moves,
             )
@@ -198,7 +229,13 @@ def moves_body(view: MovesView) -> DefragmentBody:
         devices=str(view.spot.block),
         cost_s=round(view.cost, 3),
         moves=tuple(
-            MoveBody(claim=claim.id, name=claim.name, project=claim.spec.project, devices=str(block), to=str(to))
+            MoveBody(
+                claim=claim.id if claim is not None else HIDDEN,
+                name=claim.name if claim is not None else HIDDEN,
+                project=claim.spec.project if claim is not None else HIDDEN,
+                devices=str(block),
+                to=str(to),
+            )
             for claim, block, to in view.moves
         ),
     )
@@ -220,13 +257,15 @@ def _gcd(gcd: GcdBinding) -> GcdBody:
 
 
 def partition_body(view: PartitionView) -> PartitionBody:
-    """A partition and its holder."""
+    """A partition and its holder; of an outline no name."""
     partition = view.partition
+    if view.is_outline:
+        partition = replace(partition, name=HIDDEN, reason="")
     return PartitionBody(
         id=partition.id,
         name=partition.name,
         claim=partition.claim,
-        owner=view.owner,
+        owner=HIDDEN if view.is_outline else view.owner,
         pool=partition.pool,
         accelerator=view.kind,
         size=partition.size,
@@ -303,7 +342,7 @@ def queue_body(view: QueueView) -> QueueBody:
         held=_by_size(view.held),
         jobs=tuple(
             QueuedJobBody(
-                owner=item.job.owner,
+                owner=HIDDEN if item.is_hidden else item.job.owner,
                 size=item.job.spec.size,
                 offered=item.is_offered,
                 reason=reason_body(item.reason),
@@ -320,8 +359,8 @@ def queue_body(view: QueueView) -> QueueBody:
 
 
 def project_body(project: Project, caller: Caller) -> ProjectBody:
-    """A project; the names of its members only for admins: others see whether it has any."""
-    hidden = (HIDDEN,) if project.members else ()
+    """A project; who its people are only for admins and for these people: others see whether there are any."""
+    known = caller.role is Role.ADMIN or caller.subject in (*project.members, *project.admins)
     return ProjectBody(
         name=project.name,
         shares=tuple(ShareShape(pool=share.pool, blocks=_counts(share.blocks)) for share in project.shares),
@@ -332,7 +371,9 @@ def project_body(project: Project, caller: Caller) -> ProjectBody:
         priority_max=project.priority_max,
         waiting_max=project.waiting_max,
         waiting_bytes_max=project.waiting_bytes_max,
-        members=project.members if caller.role is Role.ADMIN else hidden,
+        members=project.members if known or not project.members else (HIDDEN,),
+        admins=project.admins if known or not project.admins else (HIDDEN,),
+        open=project.open,
         aliases=project.aliases,
     )
 
@@ -376,13 +417,11 @@ def device_body(view: DeviceView) -> DeviceBody:
     )
 
 
-def run_body(view: RunView, caller: Caller) -> RunBody:
-    """A run, with the partition its claim holds; the values of its environment only for its own user and admins."""
+def run_body(view: RunView) -> RunBody:
+    """A run, with the partition its claim holds."""
     run, partition, point = view.run, view.partition, resume_point(view.run)
     assert view.job is not None, "who is shown a run is shown its job"
     job = job_shape(view.job)
-    if caller.role is not Role.ADMIN and caller.subject != run.subject:
-        job = replace(job, environment=dict.fromkeys(job.environment, HIDDEN))
     return RunBody(
         id=run.id,
         name=run.job.name,
@@ -494,11 +533,12 @@ def caller_body(caller: Caller) -> CallerBody:
 
 
 def event_body(row: EventRow, caller: Caller) -> EventBody:
-    """One row of the event log; the names of projects' members only for admins."""
+    """One row of the event log; what its data says of others only for admins."""
     event = row.event
     data = json.loads(event.data)
     if caller.role is not Role.ADMIN:
         _hide_members(event.name, data)
+        data |= {key: said for key, said in _OF_OTHERS.get(event.name, {}).items() if data.get(key)}
     return EventBody(
         seq=row.seq,
         name=event.name,
@@ -518,5 +558,6 @@ def _hide_members(name: str, data: Any) -> None:  # noqa: ANN401 - what JSON hol
     if name == "turn.decided":
         projects = [given.get("project") for _, given in data.get("inputs", ())]
     for project in projects:
-        if isinstance(project, dict) and project.get("members"):
-            project["members"] = [HIDDEN]
+        for names in ("members", "admins"):
+            if isinstance(project, dict) and project.get(names):
+                project[names] = [HIDDEN]

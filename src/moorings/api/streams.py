@@ -61,14 +61,16 @@ class EventSelection:
     run: str | None = None
     names: tuple[str, ...] = ()
 
-    async def read(self, service: ApiContext, after: Seq, limit: int, *, whole: bool) -> list[EventRow]:
-        """At most ``limit`` matching events with a greater sequence number.
+    async def read(self, service: ApiContext, caller: Caller, after: Seq, limit: int, *, whole: bool) -> list[EventRow]:
+        """At most ``limit`` matching events that the caller sees now, with a greater sequence number.
 
         Raises:
             MooringsError: ``events.gone``: ``whole`` is set, and some of them have left the database.
         """
-        list_events = service.controller.list_events
-        return list(await list_events(after, limit, claim=self.claim, run=self.run, names=self.names, whole=whole))
+        rows = await service.controller.list_events(
+            caller, after, limit, claim=self.claim, run=self.run, names=self.names, whole=whole
+        )
+        return list(rows)
 
 
 def format_event(row: EventRow, caller: Caller) -> bytes:
@@ -91,7 +93,7 @@ async def stream_events(
     while not service.closing.is_begun:
         caller = await authenticate()
         head = service.controller.last_seq()  # before the read: the read sees at least these
-        rows = await wanted.read(service, after, EVENTS_A_READ, whole=True)
+        rows = await wanted.read(service, caller, after, EVENTS_A_READ, whole=True)
         if rows:
             yield b"".join(format_event(row, caller) for row in rows)
             after = rows[-1].seq

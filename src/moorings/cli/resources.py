@@ -405,6 +405,8 @@ PROJECTS: ResourceKind[ProjectBody] = ResourceKind(
         wide("WAITING_MAX", field_cell("waiting_max")),
         wide("WAITING_BYTES_MAX", field_cell("waiting_bytes_max")),
         TableColumn("MEMBERS", lambda item, _now: ",".join(item.members)),
+        wide("ADMINS", lambda item, _now: ",".join(item.admins)),
+        wide("OPEN", field_cell("open")),
         wide("ALIASES", lambda item, _now: ",".join(item.aliases)),
         wide("VERSION", field_cell("version")),
     ),

@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 
 from moorings.controller.forecasts import ForecastQueue
 from moorings.controller.loop import TurnLoop
-from moorings.controller.views import EstimateView, MovesView, WhatIfView
+from moorings.controller.views import HIDDEN, EstimateView, MovesView, WhatIfView
 from moorings.core.forecast.estimate import copy_fleet, estimate_start
 from moorings.core.forecast.whatif import compare_policies
 from moorings.core.model.access import Caller, check_admin
@@ -19,11 +19,12 @@ from moorings.core.model.inputs import DefragmentPool, DeleteProject, SetProject
 from moorings.core.model.policy import Policy
 from moorings.core.model.projects import Project
 from moorings.core.model.timestamps import Timestamp
+from moorings.core.model.visibility import Visibility, sees_project, visible_to
 from moorings.core.placement.eligibility import eligible_pools
 from moorings.core.placement.fleet import Fleet
 from moorings.core.placement.plans import MovePlan
 from moorings.core.scheduling.explain import explain_wait, list_holders
-from moorings.core.scheduling.quotas import ProjectQuota, quota_rows
+from moorings.core.scheduling.quotas import ProjectQuota, merge_hidden, quota_rows
 from moorings.core.scheduling.turn import Turn
 from moorings.ports.clock import Clock
 
@@ -48,21 +49,25 @@ class ProjectService:
         self._estimates = ForecastQueue("estimates", ESTIMATES_WAITING_MAX)
         self._what_ifs = ForecastQueue("comparisons of policies", WHAT_IFS_WAITING_MAX)
 
-    def list_projects(self) -> Sequence[Project]:
-        """All projects, by name."""
-        return list(self._loop.fleet.projects.by_name.values())
+    def list_projects(self, caller: Caller) -> Sequence[Project]:
+        """The projects that the caller sees, by name."""
+        projects, visible = self._loop.fleet.projects, self._visible_to(caller)
+        return [one for one in projects.by_name.values() if sees_project(visible, projects, one.name)]
 
-    def get_project(self, name: str) -> Project:
+    def get_project(self, caller: Caller, name: str) -> Project:
         """The project with that name.
 
         Raises:
-            MooringsError: ``project.unknown``.
+            MooringsError: ``project.unknown``: the same whether it does not exist or is not seen.
         """
-        projects = self._loop.fleet.projects
+        projects, visible = self._loop.fleet.projects, self._visible_to(caller)
         project = projects.get(name)
-        if project is None:
-            raise projects.unknown_error(name)
+        if project is None or not sees_project(visible, projects, name):
+            raise projects.unknown_error(name, [one.name for one in self.list_projects(caller)])
         return project
+
+    def _visible_to(self, caller: Caller) -> Visibility:
+        return visible_to(caller, self._loop.fleet.projects)
 
     async def set_project(self, caller: Caller, project: Project, version: int | None) -> Project:
         """Create a project, or change ``version`` of it; returns it as saved.
@@ -84,9 +89,18 @@ class ProjectService:
         check_admin(caller, "delete projects")
         await self._loop.submit(DeleteProject(name))
 
-    def list_quotas(self) -> Sequence[ProjectQuota]:
-        """Each project's guarantee, and what it holds, borrows and waits for, by project and pool."""
-        return quota_rows(self._loop.fleet, self._clock.now(), self._loop.policy)
+    def list_quotas(self, caller: Caller) -> Sequence[ProjectQuota]:
+        """Each project's guarantee, and what it holds, borrows and waits for, by project and pool.
+
+        What the caller does not see is added up under the name ``(hidden)``, so the sums of a pool stay right.
+        """
+        fleet, visible = self._loop.fleet, self._visible_to(caller)
+        rows = quota_rows(fleet, self._clock.now(), self._loop.policy)
+        if visible.sees_all:
+            return rows
+        own = {claim.spec.project for claim in fleet.claims.values() if visible.includes_claim(claim)}
+        own.update(*(fleet.projects.lineage(name) for name in tuple(own)))
+        return merge_hidden(rows, lambda name: name in own or sees_project(visible, fleet.projects, name), HIDDEN)
 
     async def estimate(self, caller: Caller, spec: ClaimSpec) -> EstimateView:
         """Estimate when a claim submitted now would start; the caller's right to use the project is not checked.
@@ -96,7 +110,7 @@ class ProjectService:
         """
         fleet, owner = self._loop.fleet, f"user/{caller.subject}"
         spec = check_spec(spec)
-        spec = replace(spec, project=fleet.projects.resolve(spec.project, owner))
+        spec = replace(spec, project=fleet.projects.resolve(spec.project, owner, caller.subject))
         eligible_pools(spec, fleet.pools)
         never = fleet.projects.exceeded_limit(spec.project, spec.size)
         if never is not None:
@@ -129,7 +143,8 @@ class ProjectService:
         if found.starts_at is not None:
             return found
         # A project's limits may keep it waiting even if all other claims end: that reason comes first.
-        reasons = explain_wait(self._loop.fleet, claim, self._clock.now(), self._loop.policy).reasons
+        visible = self._visible_to(caller)
+        reasons = explain_wait(self._loop.fleet, claim, self._clock.now(), self._loop.policy, visible).reasons
         ruled = next((reason for reason in reasons if reason.code in _LIMIT_REASONS), None)
         return replace(found, why=f"{ruled.message}; {found.why}") if ruled is not None else found
 
@@ -139,12 +154,14 @@ class ProjectService:
         Raises:
             MooringsError: ``forecast.busy``.
         """
+        visible = self._visible_to(caller)
 
         def played(fleet: Fleet, policy: Policy, now: Timestamp, go_on: Callable[[], bool]) -> WhatIfView:
             found = compare_policies(fleet, now, policy, other, go_on)
             named = {ident for asked in found.yield_counts for ident in (one.claim for one in asked)}
             named.update(one.claim for one in found.claims)
-            claims = {ident: fleet.claims[ident] for ident in named if ident in fleet.claims}
+            known = (fleet.claims[ident] for ident in named if ident in fleet.claims)
+            claims = {claim.id: claim for claim in known if visible.includes_claim(claim)}
             return WhatIfView(now, found, claims)
 
         return await self._what_ifs.run(caller.subject, WHAT_IF_S_MAX, self._with_snapshot(played))
@@ -157,22 +174,27 @@ class ProjectService:
         """
         if not dry_run:
             check_admin(caller, "move claims")
+        visible = self._visible_to(caller)
         if order.claim is not None:  # an id or a name
-            order = replace(order, claim=self._loop.fleet.claim_ids_by_name.get(order.claim, order.claim))
+            claim = self._loop.fleet.find_claim(order.claim)
+            if claim is None or not visible.includes_claim(claim):
+                raise MooringsError("claim.unknown", f"no claim {order.claim[:80]!r} waits", hint="moor get claims")
+            order = replace(order, claim=claim.id)
         if not dry_run:
-            return self._moves_view(await self._loop.submit(order))
+            return self._moves_view(await self._loop.submit(order), visible)
         with Turn(self._loop.fleet, self._loop.policy, self._clock.now()) as thrown_away:
             reply = thrown_away.handle_input(order)
         if isinstance(reply, MooringsError):
             raise reply
-        return self._moves_view(reply)
+        return self._moves_view(reply, visible)
 
-    def _moves_view(self, reply: object) -> MovesView:
+    def _moves_view(self, reply: object, visible: Visibility) -> MovesView:
         assert isinstance(reply, MovePlan)
         claims = self._loop.fleet.claims
         held = {tenant.claim: tenant.block for tenant in list_holders(self._loop.fleet)}
         moved = [(claims[move.claim], held[move.claim], move.move_target) for move in reply.moves if move.claim in held]
-        return MovesView(reply.spot, reply.cost, tuple((one, block, to.block) for one, block, to in moved if to))
+        shown = [(one if visible.includes_claim(one) else None, block, to) for one, block, to in moved]
+        return MovesView(reply.spot, reply.cost, tuple((one, block, to.block) for one, block, to in shown if to))
 
     def _with_snapshot(
         self, played: Callable[[Fleet, Policy, Timestamp, Callable[[], bool]], T]

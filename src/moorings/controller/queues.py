@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from moorings.controller.loop import CommittedChange, TurnLoop
+from moorings.controller.views import HIDDEN
 from moorings.controller.waiters import Wakeup
 from moorings.core.model.access import RUN_OWNER_PREFIXES, USER_OWNER_PREFIX, Caller, check_owner_access
 from moorings.core.model.claims import check_owner, check_spec
@@ -23,6 +24,7 @@ from moorings.core.model.queue_reports import (
 )
 from moorings.core.model.reasons import Reason
 from moorings.core.model.timestamps import Timestamp, add_seconds
+from moorings.core.model.visibility import visible_to
 from moorings.core.scheduling.explain import explain_wait
 from moorings.core.scheduling.offers import contended_pools, held_counts, next_claim_by_pool
 from moorings.ports.clock import Clock
@@ -33,11 +35,15 @@ REPORT_TTL_S_MIN, REPORT_TTL_S_MAX = 5.0, 600.0
 
 @dataclass(frozen=True, slots=True)
 class QueuedJobView:
-    """A job in another scheduler's queue; ``is_offered``: a block is reserved, and its scheduler may start it."""
+    """A job in another scheduler's queue; ``is_offered``: a block is reserved, and its scheduler may start it.
+
+    ``is_hidden``: the caller does not see whose it is.
+    """
 
     job: QueuedJob
     is_offered: bool
     reason: Reason
+    is_hidden: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +118,7 @@ class QueueService:
             await self._loop.submit(QueueReported(report))
         except QueueConflictError as error:
             raise _conflict_error(error.report) from error
-        return self._view(queue, instance)
+        return self._view(caller, queue, instance)
 
     async def get_queue(
         self,
@@ -139,7 +145,7 @@ class QueueService:
                     await self._changed.wait()
         except TimeoutError:
             pass
-        return self._view(queue, instance)
+        return self._view(caller, queue, instance)
 
     def list_reports(self) -> list[QueueReport]:
         """The valid reports, by queue name."""
@@ -164,16 +170,22 @@ class QueueService:
         fleet = self._loop.fleet
         return _version_of(self._offer(report), held_counts(fleet, report), contended_pools(fleet, report))
 
-    def _view(self, queue: str, instance: str | None) -> QueueView:
-        return self.view(self._current_report(queue, instance))
+    def _view(self, caller: Caller, queue: str, instance: str | None) -> QueueView:
+        return self.view(caller, self._current_report(queue, instance))
 
-    def view(self, report: QueueReport) -> QueueView:
+    def view(self, caller: Caller, report: QueueReport) -> QueueView:
         """A reported queue, with why each of its jobs waits and its offer."""
         fleet = self._loop.fleet
+        visible = visible_to(caller, fleet.projects)
         free = {kept.claim for kept in fleet.reserved_blocks if not kept.until}
         now = self._clock.now()
         jobs = [
-            QueuedJobView(job, claim.id in free, explain_wait(fleet, claim, now, self._loop.policy).reasons[0])
+            QueuedJobView(
+                job,
+                claim.id in free,
+                explain_wait(fleet, claim, now, self._loop.policy, visible).reasons[0],
+                is_hidden=not visible.includes_claim(claim),
+            )
             for job, claim in zip(report.jobs, report.to_claims(), strict=True)
         ]
         own = {job.owner for job in report.jobs} - free  # a job with a reserved block needs no other
@@ -182,6 +194,8 @@ class QueueService:
             for name, claim in next_claim_by_pool(fleet, self._loop.policy, now).items()
             if claim.owner in own
         }
+        seen = {each.job.owner for each in jobs if not each.is_hidden}
+        first = {pool: owner if owner in seen else HIDDEN for pool, owner in first.items()}
         offer, held, others = self._offer(report), held_counts(fleet, report), contended_pools(fleet, report)
         return QueueView(report, offer, jobs, first, held, others, _version_of(offer, held, others))
 

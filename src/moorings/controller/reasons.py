@@ -1,4 +1,4 @@
-"""Why a claim is in its state, the same for all callers: core's explanation, and the driver's problem."""
+"""Why a claim is in its state, as far as its reader sees others: core's explanation, and the driver's problem."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from moorings.controller.driver_manager import DriverManager
 from moorings.controller.loop import TurnLoop
 from moorings.core.model.claims import Claim, ClaimState, PartitionId
 from moorings.core.model.reasons import Reason
-from moorings.core.scheduling.explain import WaitExplanation, explain_wait, unreachable_reason
+from moorings.core.model.visibility import Visibility
+from moorings.core.scheduling.explain import WaitExplanation, explain_wait, redact_reason, unreachable_reason
 from moorings.ports.clock import Clock
 
 NO_PARTITION = PartitionId("")  # never an id
@@ -37,8 +38,12 @@ class ReasonService:
             Reason("driver.unavailable", f"the driver of {claim.pool} does not make it yet: {delay}") if delay else None
         )
 
-    def explain_pending(self, claim: Claim) -> WaitExplanation | None:
+    def state_reason(self, claim: Claim, visible: Visibility) -> Reason | None:
+        """Why a claim that does not wait is in its state."""
+        return self.driver_delay(claim) or redact_reason(self._loop.fleet, claim.reason, visible)
+
+    def explain_pending(self, claim: Claim, visible: Visibility) -> WaitExplanation | None:
         """Its position in the queue, and why it waits; None: it does not wait."""
         if claim.state is not ClaimState.PENDING or claim.id not in self._loop.fleet.claims:
             return None
-        return explain_wait(self._loop.fleet, claim, self._clock.now(), self._loop.policy)
+        return explain_wait(self._loop.fleet, claim, self._clock.now(), self._loop.policy, visible)

@@ -455,7 +455,7 @@ class _RecordRecovery:
         for ident, partition in self._held.items():
             if self._partitions[ident] != partition:
                 self._changes.partitions.append((self._partitions[ident], ExpectedVersion(partition.version)))
-        # A job's environment and folder stay out of the log, as in a turn's: every user may read it (law 10).
+        # A job's environment and folder stay out of the log, as in a turn's: it is archived for long (law 10).
         within = [replace(one, job=replace(one.job, environment={}, workdir="")) for one in self._learned.within]
         payload = to_plain(replace(self._learned, within=tuple(within)))
         assert isinstance(payload, dict)

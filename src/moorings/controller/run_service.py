@@ -17,12 +17,13 @@ from moorings.controller.loop import TurnLoop
 from moorings.controller.reasons import ReasonService, partition_of
 from moorings.controller.record_follower import RecordFollower
 from moorings.controller.views import RunView
-from moorings.core.model.access import Caller, Role, check_owner_access
+from moorings.core.model.access import LOCAL_OWNER_PREFIX, Caller, Ownership, Role, check_owner_access
 from moorings.core.model.claims import AUTO_SIGNAL, PRIORITY_MAX, CheckpointContract, ClaimId, digested_warn_signal
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.inputs import SetPriority
 from moorings.core.model.reasons import Reason
 from moorings.core.model.serialization import to_plain_without_defaults
+from moorings.core.model.visibility import Visibility, check_may_manage, visible_to
 from moorings.ports.clock import Ids
 from moorings.ports.engine import Engine
 from moorings.ports.store import ApplianceJobQuery, IdempotencyRecord, PageQuery, Store
@@ -37,7 +38,7 @@ from moorings.workloads.appliance import (
 )
 from moorings.workloads.checkpoints import RunCheckpoint
 from moorings.workloads.jobs import JobSpec, check_job, counted_claim_spec, job_size_bytes
-from moorings.workloads.run_turn import CancelRun, CreateRun, LabelRun, PauseRun, ResumeRun
+from moorings.workloads.run_turn import CancelRun, CreateRun, LabelRun, PauseRun, ResumeRun, ownership_of_run
 from moorings.workloads.runs import ENDED, Run, RunId, RunPause, RunState, own_checkpoints, resume_point, retry_delay_s
 
 log = logging.getLogger("moorings.controller")
@@ -139,8 +140,13 @@ class RunService:
         )
         run = await self._loop.submit(given, use)
         assert isinstance(run, Run)
-        view = self._head_view(run) if run.id == ident else await self._run_view(run)  # an earlier run of its key
-        return replace(view, notes=(*notes, *self._folder_notes(run)), job=view.job or job)
+        visible = self._visible_to(caller)
+        new = run.id == ident
+        view = self._head_view(run, visible) if new else await self._run_view(run, visible)  # an earlier run of its key
+        return replace(view, notes=(*notes, *self._folder_notes(run, visible)), job=view.job or job)
+
+    def _visible_to(self, caller: Caller) -> Visibility:
+        return visible_to(caller, self._loop.fleet.projects)
 
     def _check_spool_entry(self, caller: Caller, engine: str, entry: str | None) -> None:
         """Check that a job was handed in where it must be, and by the caller.
@@ -160,16 +166,17 @@ class RunService:
                 return
         raise MooringsError("owner.denied", f"{entry[:80]!r} is no job that {caller.subject} has handed in")
 
-    def _folder_notes(self, run: Run) -> tuple[str, ...]:
+    def _folder_notes(self, run: Run, visible: Visibility) -> tuple[str, ...]:
         """A note, if another run that has not ended saves into the same folder of checkpoints."""
         folder = run.job.checkpoint_directory
         if folder is None:
             return ()
         others = (each for each in self._loop.runs.by_id.values() if each.id != run.id and each.engine == run.engine)
-        other = next((each.id for each in others if each.job.checkpoint_directory == folder), None)
+        other = next((each for each in others if each.job.checkpoint_directory == folder), None)
         if other is None:
             return ()
-        return (f"run {other} saves into {folder}, too, and each would resume from what the other saves",)
+        name = f"run {other.id}" if visible.includes(ownership_of_run(other)) else "another run"
+        return (f"{name} saves into {folder}, too, and each would resume from what the other saves",)
 
     async def _resume_point(
         self, caller: Caller, job: JobSpec, resume: str | None, path: str | None
@@ -181,7 +188,7 @@ class RunService:
         """
         if resume is None:
             return None
-        run = await self._find_run(resume, caller if caller.role is not Role.ADMIN else None)
+        run = await self._find_run(resume, caller, among_own=caller.role is not Role.ADMIN)
         if run.subject != caller.subject and caller.role is not Role.ADMIN:
             raise MooringsError("owner.denied", f"run {run.id} is another user's: its checkpoints are, too")
         if run.job.project != job.project:
@@ -202,7 +209,7 @@ class RunService:
         if self._engines[engine].has_scheduler:
             raise MooringsError("engine.rejected", f"engine {engine} takes its partitions from its own scheduler")
         claim = self._loop.fleet.find_claim(within)
-        if claim is None:
+        if claim is None or not self._visible_to(caller).includes_claim(claim):
             raise MooringsError("claim.unknown", f"there is no claim {within[:80]!r}", hint="moor get claims")
         if claim.subject != caller.subject:
             check_owner_access(caller, claim.owner, claim.subject, "run something within a claim")
@@ -241,12 +248,12 @@ class RunService:
         Raises:
             MooringsError: ``run.unknown``, ``run.ended``, ``owner.denied``, ``label.invalid``.
         """
-        run = await self._find_run(ident, caller)
+        run = await self._find_run(ident, caller, among_own=True)
         check_owner_access(caller, f"local/{run.id}", run.subject, "label a run")
         if not run.is_ended:
             changed = await self._loop.submit(LabelRun(run.id, changes))
             assert isinstance(changed, Run)
-            return await self._run_view(changed)
+            return await self._run_view(changed, self._visible_to(caller))
         raise MooringsError("run.ended", f"run {run.id} is {run.state}; its labels stay as they are")
 
     async def set_run_priority(self, caller: Caller, ident: str, priority: int) -> RunView:
@@ -256,8 +263,8 @@ class RunService:
             MooringsError: ``run.unknown``, ``run.ended``, ``run.queued_elsewhere``, ``owner.denied``,
                 ``priority.denied``, ``claim.invalid``.
         """
-        run = await self._find_run(ident, caller)
-        check_owner_access(caller, f"local/{run.id}", run.subject, "change the priority of a run")
+        run = await self._find_run(ident, caller, among_own=True)
+        self._check_may_manage(caller, run, "change the priority of a run")
         if abs(priority) > PRIORITY_MAX:
             raise MooringsError("claim.invalid", f"priority {priority} is out of range")
         if run.is_ended:
@@ -276,18 +283,21 @@ class RunService:
         for one in kin:
             if one.claim is not None:
                 await self._loop.submit(SetPriority(one.claim, priority, caller.role))
-        return await self._run_view(self._loop.runs.by_id.get(run.id, run))
+        return await self._run_view(self._loop.runs.by_id.get(run.id, run), self._visible_to(caller))
 
-    async def get_run(self, ident: str, *, wait_s: float = 0) -> RunView:
+    async def get_run(self, caller: Caller, ident: str, *, wait_s: float = 0) -> RunView:
         """The run with that id or job name; waits up to ``wait_s`` for its end.
 
         Raises:
             MooringsError: ``run.unknown``.
         """
-        return await self._run_view(await self._follower.wait_for(await self._find_run(ident), ENDED, wait_s))
+        run = await self._follower.wait_for(await self._find_run(ident, caller), ENDED, wait_s)
+        self._check_visible(caller, run)  # it may have waited long
+        return await self._run_view(run, self._visible_to(caller))
 
     async def list_runs(
         self,
+        caller: Caller,
         page: PageQuery,
         *,
         states: frozenset[RunState] | None = None,
@@ -295,12 +305,17 @@ class RunService:
         part: ApplianceJobQuery | None = None,
     ) -> Sequence[RunView]:
         """Runs by creation."""
-        found = await asyncio.to_thread(self._store.list_runs, page, states=states, subject=subject, part=part)
+        visible = self._visible_to(caller)
+        found = await asyncio.to_thread(
+            self._store.list_runs, page, states=states, subject=subject, part=part, visible=visible
+        )
         jobs = await asyncio.to_thread(self._store.get_jobs, [run.id for run in found])
-        return [replace(self._head_view(run), job=jobs[run.id]) for run in found if run.id in jobs]  # or it just left
+        shown = [run for run in found if run.id in jobs]  # or it just left
+        return [replace(self._head_view(run, visible), job=jobs[run.id]) for run in shown]
 
     async def list_run_heads(
         self,
+        caller: Caller,
         page: PageQuery,
         *,
         states: frozenset[RunState] | None = None,
@@ -311,13 +326,21 @@ class RunService:
 
         Unended runs are all in memory: reading a page of a thousand from the database takes three times as long.
         """
+        visible = self._visible_to(caller)
         if states is not None and not states & ENDED:
-            return [self._brief(run) for run in await self._unended(page, states, subject, part)]
-        found = await asyncio.to_thread(self._store.list_runs, page, states=states, subject=subject, part=part)
+            return [self._brief(run) for run in await self._unended(page, states, subject, part, visible)]
+        found = await asyncio.to_thread(
+            self._store.list_runs, page, states=states, subject=subject, part=part, visible=visible
+        )
         return [self._brief(self._loop.runs.by_id.get(run.id, run)) for run in found]
 
     async def _unended(
-        self, page: PageQuery, states: frozenset[RunState], subject: str | None, part: ApplianceJobQuery | None
+        self,
+        page: PageQuery,
+        states: frozenset[RunState],
+        subject: str | None,
+        part: ApplianceJobQuery | None,
+        visible: Visibility,
     ) -> Sequence[Run]:
         start = None
         if page.after is not None:  # it may have ended since the page before
@@ -333,6 +356,7 @@ class RunService:
             and (subject is None or run.subject == subject)
             and (part is None or part.matches(run.job.appliance, run.labels))
             and (start is None or (run.created_at, run.id) > (start.created_at, start.id))
+            and visible.includes(ownership_of_run(run))
         )
         return heapq.nsmallest(max(page.limit, 0), chosen, key=lambda run: (run.created_at, run.id))
 
@@ -348,8 +372,8 @@ class RunService:
             MooringsError: ``run.unknown``, ``owner.denied``, ``store.unavailable``: its processes were asked to stop,
                 but that is not saved yet.
         """
-        run = await self._find_run(ident, caller)
-        check_owner_access(caller, f"local/{run.id}", run.subject, "cancel a run")
+        run = await self._find_run(ident, caller, among_own=True)
+        self._check_may_manage(caller, run, "cancel a run")
         if not run.is_ended:
             why = f"cancelled by {caller.subject}"
             try:
@@ -358,8 +382,9 @@ class RunService:
                 raise await self._stop_unrecorded(run, why, error) from error
             if not isinstance(changed, Run):
                 await self._loop.confirm_leadership()  # it has ended, or another controller leads and knows it
-            run = changed if isinstance(changed, Run) else await self._find_run(run.id)
-        return await self._run_view(await self._follower.wait_for(run, ENDED, wait_s))
+            run = changed if isinstance(changed, Run) else await self._find_run(run.id, caller)
+        ended = await self._follower.wait_for(run, ENDED, wait_s)
+        return await self._run_view(ended, self._visible_to(caller))
 
     async def pause_run(
         self, caller: Caller, ident: str, *, save_timeout_s: float | None = None, wait_s: float = 0
@@ -375,8 +400,8 @@ class RunService:
         Raises:
             MooringsError: ``run.unknown``, ``run.ended``, ``run.not_pausable``, ``owner.denied``.
         """
-        run = await self._find_run(ident, caller)
-        check_owner_access(caller, f"local/{run.id}", run.subject, "pause a run")
+        run = await self._find_run(ident, caller, among_own=True)
+        self._check_may_manage(caller, run, "pause a run")
         if run.is_ended:
             raise MooringsError("run.ended", f"run {run.id} is {run.state}; there is nothing to pause")
         if run.checkpoint_fault and run.state in (RunState.STARTING, RunState.RUNNING):
@@ -389,7 +414,8 @@ class RunService:
         given = PauseRun(run.id, caller.subject, save_s + contract.grace_s, resumable=resumable)
         changed = await self._loop.submit(given)
         assert isinstance(changed, Run)
-        return await self._run_view(await self._follower.wait_for(changed, _PAUSED, wait_s))
+        paused = await self._follower.wait_for(changed, _PAUSED, wait_s)
+        return await self._run_view(paused, self._visible_to(caller))
 
     async def _checkpoint_contract(self, run: Run) -> CheckpointContract:
         if run.claim is None:
@@ -410,8 +436,8 @@ class RunService:
             MooringsError: ``run.unknown``, ``run.ended``, ``run.not_paused``, ``owner.denied``, ``checkpoint.invalid``,
                 ``quota.waiting``, ``project.*``.
         """
-        run = await self._find_run(ident, caller)
-        check_owner_access(caller, f"local/{run.id}", run.subject, "resume a run")
+        run = await self._find_run(ident, caller, among_own=True)
+        self._check_may_manage(caller, run, "resume a run")
         chosen = _named_checkpoint(run, resume_from) if resume_from is not None else None
         job = (await asyncio.to_thread(self._store.get_jobs, [run.id])).get(run.id)
         if job is None:
@@ -419,7 +445,7 @@ class RunService:
         claim = ClaimId(self._ids.new("claim"))
         resumed = await self._loop.submit(ResumeRun(run.id, claim, counted_claim_spec(job), caller.role, chosen))
         assert isinstance(resumed, Run)
-        return await self._run_view(resumed)
+        return await self._run_view(resumed, self._visible_to(caller))
 
     async def _stop_unrecorded(self, run: Run, why: str, error: MooringsError) -> MooringsError:
         """Stop its processes although that cannot be saved, because they may fill the disk; returns the error.
@@ -441,56 +467,68 @@ class RunService:
         """The output of a run's tasks, in chunks.
 
         Raises:
-            MooringsError: ``run.unknown``, ``owner.denied``, ``engine.unknown``, ``page.invalid`` (no such task).
+            MooringsError: ``run.unknown``, ``engine.unknown``, ``page.invalid`` (no such task).
         """
-        run = await self._find_run(ident, caller)
-        check_owner_access(caller, f"local/{run.id}", run.subject, "read the output of a run")
+        run = await self._find_run(ident, caller, among_own=True)
         if run.engine not in self._engines:
             raise MooringsError("engine.unknown", f"engine {run.engine} of run {run.id} is not set up here now")
         if task is not None and not 0 <= task < run.job.tasks:
             raise MooringsError("page.invalid", f"run {run.id} has tasks 0 to {run.job.tasks - 1}, not {task}")
-        return self._logs(run, task, follow)
+        return self._logs(caller, run, task, follow)
 
-    async def _logs(self, run: Run, task: int | None, follow: bool) -> AsyncIterator[bytes]:
+    async def _logs(self, caller: Caller, run: Run, task: int | None, follow: bool) -> AsyncIterator[bytes]:
         waiting = (RunState.WAITING, RunState.STARTING, RunState.PAUSED)
         while follow and run.state in waiting and run.started_at is None:  # a requeued run has output
             run = await self._follower.next_version(run)
         again = follow and run.attempt > 0 and run.state in waiting
         follows = follow and not run.is_ended and not again
         async for chunk in self._engines[run.engine].logs(run.id, task=task, follow=follows):
+            self._check_visible(caller, run)  # a membership may end while it is followed
             yield chunk
         while again and run.state in waiting:  # then it ends: the client asks again, and gets what was added
             run = await self._follower.next_version(run)
 
-    async def _find_run(self, ident: str, caller: Caller | None = None) -> Run:
-        """The run with that id, or the newest with that job name; with ``caller``, only among the caller's own.
+    async def _find_run(self, ident: str, caller: Caller, *, among_own: bool = False) -> Run:
+        """The run with that id, or the newest with that job name, if the caller sees it.
 
-        Job names are not unique: what changes or shows a run must not reach another user's run of that name.
+        Job names are not unique: what changes a run must not reach another's run of that name (``among_own``).
+
+        Raises:
+            MooringsError: ``run.unknown``: the same whether it does not exist or is not seen.
         """
-        run = self._loop.runs.by_id.get(RunId(ident))
-        if run is None:
-            subject = caller.subject if caller is not None else None
-            run = await asyncio.to_thread(self._store.get_run, ident[:200], subject)
+        run, visible = self._loop.runs.by_id.get(RunId(ident)), self._visible_to(caller)
+        if run is None or not visible.includes(ownership_of_run(run)):
+            subject = caller.subject if among_own else None
+            run = await asyncio.to_thread(self._store.get_run, ident[:200], subject, visible)
         if run is None:
             raise _unknown(ident)
         return self._follower.newest_version(run)
 
-    async def _run_view(self, run: Run) -> RunView:
+    def _check_visible(self, caller: Caller, run: Run) -> None:
+        if not self._visible_to(caller).includes(ownership_of_run(run)):
+            raise _unknown(run.id)
+
+    def _check_may_manage(self, caller: Caller, run: Run, action: str) -> None:
+        of = Ownership(run.subject, f"{LOCAL_OWNER_PREFIX}{run.id}", run.job.project)
+        check_may_manage(caller, of, self._loop.fleet.projects, action)
+
+    async def _run_view(self, run: Run, visible: Visibility) -> RunView:
         job = (await asyncio.to_thread(self._store.get_jobs, [run.id])).get(run.id)
         if job is None:  # it left the database since
             raise _unknown(run.id)
-        return replace(self._head_view(run), job=job)
+        return replace(self._head_view(run, visible), job=job)
 
-    def _head_view(self, run: Run) -> RunView:
+    def _head_view(self, run: Run, visible: Visibility) -> RunView:
         claim = self._loop.fleet.claims.get(run.claim) if run.claim is not None else None
-        wait = self._reasons.explain_pending(claim) if claim is not None and run.state is RunState.WAITING else None
+        waits = claim is not None and run.state is RunState.WAITING
+        wait = self._reasons.explain_pending(claim, visible) if claim is not None and waits else None
         reason = wait.reasons[0] if wait is not None else self._loop.runs.wait_reason(run)
         if run.engine not in self._engines and not run.is_ended:
             reason = Reason("engine.unknown", f"its engine {run.engine} is not set up here now; nothing of it is lost")
         if run.state is RunState.PAUSED and run.pause is not None:
             reason = _paused_reason(run, run.pause)
         if reason is None and claim is not None:
-            reason = self._reasons.driver_delay(claim) or claim.reason
+            reason = self._reasons.state_reason(claim, visible)
         partition = self._loop.fleet.partitions.get(partition_of(claim)) if claim is not None else None
         return RunView(run, claim, partition, wait.position if wait is not None else None, reason)
 

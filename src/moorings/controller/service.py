@@ -22,6 +22,7 @@ from moorings.controller.queues import QueueService
 from moorings.controller.reasons import ReasonService, partition_of
 from moorings.controller.run_service import RunService
 from moorings.controller.views import (
+    HIDDEN,
     ClaimView,
     DeviceView,
     Explanation,
@@ -33,6 +34,7 @@ from moorings.controller.views import (
     partition_view,
     partitions_by_device,
     pool_view,
+    sees_partition,
 )
 from moorings.core.model.access import RUN_OWNER_PREFIXES, Caller, Role, check_admin, check_owner_access
 from moorings.core.model.bindings import Binding
@@ -64,8 +66,9 @@ from moorings.core.model.partitions import Partition, PartitionState
 from moorings.core.model.reasons import Reason
 from moorings.core.model.serialization import to_plain_without_defaults
 from moorings.core.model.timestamps import Timestamp
+from moorings.core.model.visibility import SEES_ALL, Visibility, check_may_manage, ownership_of
 from moorings.core.placement.fleet import PoolState
-from moorings.core.scheduling.explain import StartOption, explain_wait, list_start_options
+from moorings.core.scheduling.explain import StartOption, explain_wait, list_start_options, redact_reason
 from moorings.doctor.findings import build_finding_body
 from moorings.ports.clock import Clock, Ids
 from moorings.ports.engine import Engine
@@ -188,7 +191,7 @@ class Controller:
             use = IdempotencyRecord(caller.subject, check_idempotency_key(key), digest, claim=ident)
         claim = await self._loop.submit(given, use)
         assert isinstance(claim, Claim)
-        return self._claims.view(await self._claims.follower.wait_for(claim, WAIT_TARGETS[until], wait_s))
+        return await self._claims.wait_and_view(caller, claim, WAIT_TARGETS[until], wait_s)
 
     async def release_claim(
         self, caller: Caller, ident: str, *, wait_s: float = 0, only_waiting: bool = False
@@ -200,14 +203,14 @@ class Controller:
         Raises:
             MooringsError: ``claim.unknown``, ``owner.denied``, ``claim.held_by_run``, ``claim.held``.
         """
-        claim = await self._claims.find(ident)
-        check_owner_access(caller, claim.owner, claim.subject, "release a claim")
+        claim = await self._claims.find(ident, self._claims.visible_to(caller))
+        check_may_manage(caller, ownership_of(claim), self._loop.fleet.projects, "release a claim")
         if not claim.is_ended:
             why = f"released by {caller.subject}"
             given = CancelPendingClaim(claim.id, why) if only_waiting else ReleaseClaim(claim.id, why)
             released = await self._loop.submit(given)
             claim = released if isinstance(released, Claim) else await self._claims.find_again(claim)
-        return self._claims.view(await self._claims.follower.wait_for(claim, ENDED, wait_s))
+        return await self._claims.wait_and_view(caller, claim, ENDED, wait_s)
 
     async def renew_claim(self, caller: Caller, ident: str) -> ClaimView:
         """Renew the lease of a claim.
@@ -215,13 +218,13 @@ class Controller:
         Raises:
             MooringsError: ``claim.unknown``, ``claim.no_lease``, ``owner.denied``.
         """
-        claim = await self._claims.find(ident)
+        claim = await self._claims.find(ident, self._claims.visible_to(caller))
         check_owner_access(caller, claim.owner, claim.subject, "renew a lease")
         if claim.is_ended:
             raise MooringsError("claim.no_lease", f"claim {claim.id} is {claim.state}; there is nothing to renew")
         renewed = await self._loop.submit(RenewClaim(claim.id))
         assert isinstance(renewed, Claim)
-        return self._claims.view(renewed)
+        return self._claims.view(renewed, self._claims.visible_to(caller))
 
     async def yield_claim(self, caller: Caller, ident: str, why: str) -> ClaimView:
         """Give back the partition of a claim that was asked to yield; the claim then waits in its old place.
@@ -230,14 +233,14 @@ class Controller:
             MooringsError: ``claim.unknown``, ``claim.ended``, ``claim.not_asked``, ``claim.held_by_run``,
                 ``owner.denied``, ``body.invalid`` (``why`` is too long).
         """
-        claim = await self._claims.find(ident)
+        claim = await self._claims.find(ident, self._claims.visible_to(caller))
         check_owner_access(caller, claim.owner, claim.subject, "yield a claim")
         if len(why) > YIELD_REASON_CHARS_MAX:
             hint = f"use at most {YIELD_REASON_CHARS_MAX} characters"
             raise MooringsError("body.invalid", "the reason is too long", hint=hint)
         yielded = await self._loop.submit(YieldClaim(claim.id, why.strip() or f"yielded by {caller.subject}"))
         assert isinstance(yielded, Claim)
-        return self._claims.view(yielded)
+        return self._claims.view(yielded, self._claims.visible_to(caller))
 
     async def record_checkpoint(self, caller: Caller, ident: str, at: Timestamp | None = None) -> ClaimView:
         """Record that a claim's job has saved a checkpoint at that time, or now.
@@ -245,7 +248,7 @@ class Controller:
         Raises:
             MooringsError: ``claim.unknown``, ``owner.denied``.
         """
-        claim = await self._claims.find(ident)
+        claim = await self._claims.find(ident, self._claims.visible_to(caller))
         check_owner_access(caller, claim.owner, claim.subject, "tell of a checkpoint")
         if not claim.is_ended:
             now = self._clock.now()
@@ -253,61 +256,74 @@ class Controller:
                 CheckpointSaved(claim.id, max(Timestamp(0), min(at if at is not None else now, now)))
             )
             claim = seen if isinstance(seen, Claim) else await self._claims.find_again(claim)
-        return self._claims.view(claim)
+        return self._claims.view(claim, self._claims.visible_to(caller))
 
-    async def get_claim(self, ident: str, *, wait_s: float = 0, until: str = "READY") -> ClaimView:
+    async def get_claim(self, caller: Caller, ident: str, *, wait_s: float = 0, until: str = "READY") -> ClaimView:
         """The claim with that id or name; waits up to ``wait_s`` for the state ``until``.
 
         Raises:
             MooringsError: ``claim.unknown``.
         """
-        claim = await self._claims.find(ident)
-        if wait_s > 0:
-            claim = await self._claims.follower.wait_for(claim, WAIT_TARGETS[until], wait_s)
-        return self._claims.view(claim)
+        claim = await self._claims.find(ident, self._claims.visible_to(caller))
+        return await self._claims.wait_and_view(caller, claim, WAIT_TARGETS[until], wait_s)
 
     async def list_claims(
         self,
+        caller: Caller,
         page: PageQuery,
         *,
         states: frozenset[ClaimState] | None = None,
         owner_prefix: str | None = None,
         pool: str | None = None,
     ) -> Sequence[ClaimView]:
-        """Claims by arrival."""
+        """Claims by arrival; with ``owner_prefix`` no outlines, which would tell the owner."""
+        visible = self._claims.visible_to(caller)
         found = await asyncio.to_thread(
-            self._store.list_claims, page, states=states, owner_prefix=owner_prefix, pool=pool
+            self._store.list_claims,
+            page,
+            states=states,
+            owner_prefix=owner_prefix,
+            pool=pool,
+            visible=SEES_ALL if visible.sees_outlines and owner_prefix is None else visible,
         )
-        return [self._claims.view(self._claims.follower.newest_version(claim)) for claim in found]
+        return [self._claims.view(self._claims.follower.newest_version(claim), visible) for claim in found]
 
-    async def explain_claim(self, ident: str, *, when_for: Caller | None = None) -> Explanation:
-        """Why a claim is in its state; with ``when_for``, the caller, also when a pending claim would start.
+    async def explain_claim(self, caller: Caller, ident: str, *, when: bool = False) -> Explanation:
+        """Why a claim is in its state; with ``when`` also when a pending claim would start.
 
         Raises:
             MooringsError: ``claim.unknown``, ``forecast.busy``.
         """
-        claim = await self._claims.find(ident)
+        visible = self._claims.visible_to(caller)
+        claim = await self._claims.find(ident, visible)
         if not claim.is_ended and claim.id not in self._loop.fleet.claims:
             claim = await self._claims.find_again(claim)
+        if not visible.includes_claim(claim):
+            return self._outline_explanation(claim, visible)
         if claim.state is ClaimState.PENDING and claim.id in self._loop.fleet.claims:
-            wait = explain_wait(self._loop.fleet, claim, self._clock.now(), self._loop.policy)
-            if when_for is None:
+            wait = explain_wait(self._loop.fleet, claim, self._clock.now(), self._loop.policy, visible)
+            if not when:
                 return Explanation(claim, wait.reasons[0].message, wait.position, wait.reasons)
-            starts = await self.projects.estimate_claim(when_for, claim)
+            starts = await self.projects.estimate_claim(caller, claim)
             now_is = self._loop.fleet.claims.get(claim.id)
             ways: Sequence[StartOption] = ()
             if now_is is not None and now_is.state is ClaimState.PENDING:  # it may have been granted meanwhile
-                ways = list_start_options(self._loop.fleet, self._loop.policy, self._clock.now(), now_is)
+                ways = list_start_options(self._loop.fleet, self._loop.policy, self._clock.now(), now_is, visible)
             texts = tuple(way.message for way in ways)
             return Explanation(claim, wait.reasons[0].message, wait.position, wait.reasons, starts, texts)
         if claim.state is ClaimState.PENDING:  # the answer to its save was lost: memory is being read again
             soon = Reason("controller.reloading", "it was saved a moment ago, and the next turn takes it up")
             return Explanation(claim, soon.message, None, (soon,))
-        reason = self._reasons.driver_delay(claim) or claim.reason
+        reason = self._reasons.state_reason(claim, visible)
         reasons = (reason,) if reason is not None else ()
-        return Explanation(
-            claim, describe_claim(claim, self._loop.fleet.partitions.get(partition_of(claim))), None, reasons
-        )
+        partition = self._loop.fleet.partitions.get(partition_of(claim))
+        shown = replace(claim, reason=redact_reason(self._loop.fleet, claim.reason, visible))
+        return Explanation(claim, describe_claim(shown, partition), None, reasons)
+
+    def _outline_explanation(self, claim: Claim, visible: Visibility) -> Explanation:
+        view = self._claims.view(claim, visible)
+        reasons = (replace(view.reason, message=HIDDEN, hint=""),) if view.reason is not None else ()
+        return Explanation(claim, f"claim {claim.id} is {claim.state}", view.position, reasons)
 
     async def wait_for_binding(self, caller: Caller, ident: str, wait_s: float) -> None:
         """Return when the claim may have a binding, or never will have, or after ``wait_s``.
@@ -343,24 +359,30 @@ class Controller:
         return await self._hardware.drivers[partition.pool].binding(partition_spec(partition, self.installation))
 
     async def _claim_to_bind(self, caller: Caller, ident: str) -> Claim:
-        claim = await self._claims.find(ident)
+        claim = await self._claims.find(ident, self._claims.visible_to(caller))
         check_owner_access(caller, claim.owner, claim.subject, "read a binding")
         return claim
 
     # -- partitions, pools, devices ----------------------------------------------------------------------------------
 
-    def list_partitions(self) -> Sequence[PartitionView]:
+    def list_partitions(self, caller: Caller) -> Sequence[PartitionView]:
         """Existing partitions, by pool and address."""
-        found = sorted(self._loop.fleet.partitions.values(), key=lambda p: (p.pool, p.block.start, p.id))
-        return [partition_view(self._loop.fleet, partition) for partition in found]
+        fleet, visible = self._loop.fleet, self._claims.visible_to(caller)
+        found = sorted(fleet.partitions.values(), key=lambda p: (p.pool, p.block.start, p.id))
+        return [
+            partition_view(fleet, partition, visible)
+            for partition in found
+            if visible.sees_outlines or sees_partition(fleet, partition, visible)
+        ]
 
-    def get_partition(self, ident: str) -> PartitionView:
+    def get_partition(self, caller: Caller, ident: str) -> PartitionView:
         """The partition with that id or name.
 
         Raises:
             MooringsError: ``partition.unknown``.
         """
-        return partition_view(self._loop.fleet, self._find_partition(ident))
+        visible = self._claims.visible_to(caller)
+        return partition_view(self._loop.fleet, self._find_partition(ident, visible), visible)
 
     async def reset_partition(self, caller: Caller, ident: str) -> PartitionView:
         """Reset a partition.
@@ -368,7 +390,8 @@ class Controller:
         Raises:
             MooringsError: ``partition.unknown``, ``partition.not_active``, ``owner.denied``, ``claim.held_by_run``.
         """
-        partition = self._find_partition(ident)
+        visible = self._claims.visible_to(caller)
+        partition = self._find_partition(ident, visible)
         claim = self._loop.fleet.claims.get(partition.claim)
         if claim is not None:
             check_owner_access(caller, claim.owner, claim.subject, "reset a partition")
@@ -376,11 +399,14 @@ class Controller:
             check_admin(caller, "reset a partition that nobody holds")
         changed = await self._loop.submit(ResetPartition(partition.id))
         assert isinstance(changed, Partition)
-        return partition_view(self._loop.fleet, changed)
+        return partition_view(self._loop.fleet, changed, visible)
 
-    def _find_partition(self, ident: str) -> Partition:
-        partition = self._loop.fleet.find_partition(ident)
-        if partition is None:
+    def _find_partition(self, ident: str, visible: Visibility) -> Partition:
+        """The partition with that id or name, if the caller sees it; its outline is found only by id."""
+        fleet = self._loop.fleet
+        partition = fleet.find_partition(ident)
+        outlined = visible.sees_outlines and partition is not None and partition.id == ident
+        if partition is None or not (outlined or sees_partition(fleet, partition, visible)):
             raise MooringsError(
                 "partition.unknown", f"there is no partition {ident[:80]!r}", hint="moor get partitions"
             )
@@ -418,16 +444,17 @@ class Controller:
             raise MooringsError("pool.unknown", f"there is no pool {name[:80]!r}", hint=f"pools: {known}")
         return state
 
-    def list_devices(self, page: PageQuery, *, pool: str | None = None) -> Sequence[DeviceView]:
+    def list_devices(self, caller: Caller, page: PageQuery, *, pool: str | None = None) -> Sequence[DeviceView]:
         """Devices by pool (in the order of the pools file) and index.
 
         Raises:
             MooringsError: ``pool.unknown``, ``device.unknown`` (of ``page.after``).
         """
         states = [self._find_pool(pool)] if pool is not None else list(self._loop.fleet.pools.values())
-        return device_views(self._loop.fleet, states, page, self._hardware.unrecorded_names)
+        visible = self._claims.visible_to(caller)
+        return device_views(self._loop.fleet, states, page, self._hardware.unrecorded_names, visible)
 
-    def get_device(self, ident: str) -> DeviceView:
+    def get_device(self, caller: Caller, ident: str) -> DeviceView:
         """The device with that id.
 
         Raises:
@@ -435,7 +462,8 @@ class Controller:
         """
         state, index = self._find_device(ident)
         held, unheld = partitions_by_device(self._loop.fleet, state), self._hardware.unrecorded_names(state.pool.name)
-        return device_view(self._loop.fleet, state, index, held.get(index), unheld)
+        visible = self._claims.visible_to(caller)
+        return device_view(self._loop.fleet, state, index, held.get(index), unheld, visible)
 
     async def drain_device(self, caller: Caller, ident: str, reason: str) -> DeviceView:
         """Take a device out of service, after the partition it is in (if any) has gone.
@@ -448,7 +476,7 @@ class Controller:
         if not reason.strip() or len(reason) > DRAIN_REASON_CHARS_MAX:
             raise MooringsError("body.invalid", "a reason is needed", hint="say why, for the admins after you")
         await self._loop.submit(DrainDevice(state.pool.name, index, f"{reason.strip()} ({caller.subject})"))
-        return self.get_device(ident)
+        return self.get_device(caller, ident)
 
     async def resume_device(self, caller: Caller, ident: str) -> DeviceView:
         """Put a device back into service.
@@ -459,7 +487,7 @@ class Controller:
         check_admin(caller, "resume a device")
         state, index = self._find_device(ident)
         await self._loop.submit(ResumeDevice(state.pool.name, index))
-        return self.get_device(ident)
+        return self.get_device(caller, ident)
 
     def _find_device(self, ident: str) -> tuple[PoolState, int]:
         name, index = parse_device_id(ident)
@@ -472,6 +500,7 @@ class Controller:
 
     async def list_events(
         self,
+        caller: Caller,
         after: Seq,
         limit: int,
         *,
@@ -480,14 +509,17 @@ class Controller:
         names: Sequence[str] = (),
         whole: bool = False,
     ) -> Sequence[EventRow]:
-        """Rows of the event log after a sequence number (0: from the oldest one left).
+        """Rows of the event log that the caller sees now, after a sequence number (0: from the oldest one left).
 
         With ``whole`` it is an error if events between that number and the first row have left the database.
 
         Raises:
             MooringsError: ``events.gone``: some of them have left the database.
         """
-        rows = await asyncio.to_thread(self._store.list_events, after, limit, claim=claim, run=run, names=names)
+        visible = self._claims.visible_to(caller)
+        rows = await asyncio.to_thread(
+            self._store.list_events, after, limit, claim=claim, run=run, names=names, visible=visible
+        )
         if whole and LOG_START < after < self._loop.archived:  # checked after the read: what left meanwhile counts
             raise MooringsError(
                 "events.gone",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from moorings.core.forecast.whatif import PolicyComparison
 from moorings.core.model.claims import Claim, ClaimId, PoolBlock
@@ -13,23 +14,30 @@ from moorings.core.model.partitions import Partition
 from moorings.core.model.reasons import Reason
 from moorings.core.model.timestamps import Timestamp
 from moorings.core.model.topology import AnySubset, Block, Pool
+from moorings.core.model.visibility import SEES_ALL, Visibility
 from moorings.core.placement.fleet import Fleet, PoolState
 from moorings.ports.store import PageQuery
 from moorings.wire.shapes import FOREIGN_REASON
 from moorings.workloads.jobs import JobSpec
 from moorings.workloads.runs import Run
 
+HIDDEN_BREAK: Final = "a partition broke on it"
+HIDDEN: Final = "(hidden)"  # in place of a name that a caller does not see
 ANY_SUBSET_SIZES_SHOWN = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimView:
-    """A claim, the partition it holds, its queue position (1 is next) and why it waits or ended."""
+    """A claim, the partition it holds, its queue position (1 is next) and why it waits or ended.
+
+    An outline is another's claim for a ``viewer``: without any name.
+    """
 
     claim: Claim
     partition: Partition | None
     position: int | None
     reason: Reason | None
+    is_outline: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +76,17 @@ class PoolView:
 
 @dataclass(frozen=True, slots=True)
 class PartitionView:
-    """A partition and its owner."""
+    """A partition and its owner; an outline as in ``ClaimView``."""
 
     partition: Partition
     owner: str
     kind: str
+    is_outline: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceView:
-    """A device, where it is wired, and its holder (names, not ids, of the partition)."""
+    """A device, where it is wired, and its holder (names, not ids, of the partition), as far as the caller sees it."""
 
     device: Device
     kind: str
@@ -99,7 +108,7 @@ class EstimateView:
 
 @dataclass(frozen=True, slots=True)
 class WhatIfView:
-    """What another policy would change from ``at`` on, with the claims that it names."""
+    """What another policy would change from ``at`` on, with those of its claims that the caller sees."""
 
     at: Timestamp
     found: PolicyComparison
@@ -108,11 +117,11 @@ class WhatIfView:
 
 @dataclass(frozen=True, slots=True)
 class MovesView:
-    """The block to be freed, the loss (device-seconds), and the moves: claim, from, to."""
+    """The block to be freed, the loss (device-seconds), and the moves: claim (None: not seen), from, to."""
 
     spot: PoolBlock
     cost: float
-    moves: tuple[tuple[Claim, Block, Block], ...]
+    moves: tuple[tuple[Claim | None, Block, Block], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +174,12 @@ def partitions_by_device(fleet: Fleet, state: PoolState) -> dict[int, Partition]
 
 
 def device_view(
-    fleet: Fleet, state: PoolState, index: int, partition: Partition | None, unheld: Container[str] = ()
+    fleet: Fleet,
+    state: PoolState,
+    index: int,
+    partition: Partition | None,
+    unheld: Container[str] = (),
+    visible: Visibility = SEES_ALL,
 ) -> DeviceView:
     """A device of a pool, and its partition; ``unheld``: names of partitions with our mark and without a record."""
     pool = state.pool
@@ -175,19 +189,30 @@ def device_view(
     if foreign is not None and device.state is DeviceState.IN_SERVICE:
         origin = "which no record knows" if foreign in unheld else FOREIGN_REASON
         device = replace(device, reason=f"used by partition {foreign!r}, {origin}")
+    if device.state is DeviceState.QUARANTINED and not visible.sees_all:  # the reason names the partition
+        device = replace(device, reason=HIDDEN_BREAK)
+    holder: tuple[str, str, str | None] | None
+    holder = (partition.name, partition.claim, claim.owner if claim is not None else None) if partition else None
+    if partition is not None and not sees_partition(fleet, partition, visible):
+        holder = (HIDDEN, partition.claim if visible.sees_outlines else HIDDEN, HIDDEN)
+    name, held_by, owner = holder or (foreign, None, None)
     return DeviceView(
         device=device,
         kind=pool.kind,
         domain=pool.topology.domain_of(index),
         in_service=device.state is DeviceState.IN_SERVICE,
-        partition=partition.name if partition is not None else foreign,
-        claim=partition.claim if partition is not None else None,
-        owner=claim.owner if claim is not None else None,
+        partition=name,
+        claim=held_by,
+        owner=owner,
     )
 
 
 def device_views(
-    fleet: Fleet, states: Sequence[PoolState], page: PageQuery, unheld_in: Callable[[PoolName], Container[str]]
+    fleet: Fleet,
+    states: Sequence[PoolState],
+    page: PageQuery,
+    unheld_in: Callable[[PoolName], Container[str]],
+    visible: Visibility,
 ) -> list[DeviceView]:
     """A page of the devices of these pools.
 
@@ -205,17 +230,24 @@ def device_views(
     for state in states:
         held, unheld = partitions_by_device(fleet, state), unheld_in(state.pool.name)
         last = min(state.pool.topology.n_devices, first + page.limit - len(found))
-        found += [device_view(fleet, state, at, held.get(at), unheld) for at in range(first, last)]
+        found += [device_view(fleet, state, at, held.get(at), unheld, visible) for at in range(first, last)]
         first = 0
         if len(found) >= page.limit:
             break
     return found
 
 
-def partition_view(fleet: Fleet, partition: Partition) -> PartitionView:
-    """A partition and its owner."""
+def sees_partition(fleet: Fleet, partition: Partition, visible: Visibility) -> bool:
+    """Whether a caller sees a partition: with its claim; without one it is nobody's."""
     claim = fleet.claims.get(partition.claim)
-    return PartitionView(partition, claim.owner if claim is not None else "", fleet.pools[partition.pool].pool.kind)
+    return visible.sees_all or (claim is not None and visible.includes_claim(claim))
+
+
+def partition_view(fleet: Fleet, partition: Partition, visible: Visibility) -> PartitionView:
+    """A partition and its owner."""
+    claim, kind = fleet.claims.get(partition.claim), fleet.pools[partition.pool].pool.kind
+    outline = not sees_partition(fleet, partition, visible)
+    return PartitionView(partition, claim.owner if claim is not None else "", kind, is_outline=outline)
 
 
 def describe_claim(claim: Claim, partition: Partition | None) -> str:

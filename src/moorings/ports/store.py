@@ -326,7 +326,7 @@ class Store(Protocol):
         ...
 
     def get_run(self, ident: str, subject: str | None = None, visible: Visibility = SEES_ALL) -> Run | None:
-        """The visible run with that id, or the newest visible one whose job has that name (of ``subject``, if given)."""
+        """The visible run with that id, or the newest visible one with that job name (of ``subject``, if given)."""
         ...
 
     def list_runs(

@@ -174,9 +174,13 @@ class Operation(Generic[T]):
 
 EVERYBODY = "everybody, without a key"
 READERS = "every key"
+LISTERS = "every key, for what it sees"
+SEERS = "the keys that see it"
+LOOKERS = "the keys that see it; viewers, without names"
 AGENTS = "the agent whose key acts for that queue, and admins"
 HOLDERS = "whoever may act for its owner; admins"
 STARTERS = "the subject that started it; admins"
+MANAGERS = "the subject that started it; admins of its project; admins"
 ADMINS = "admins"
 
 
@@ -200,14 +204,14 @@ RELEASE_CLAIM = Operation(
     "DELETE",
     "/v1/claims/{id}",
     object_response("Claim", ClaimBody),
-    HOLDERS,
+    f"{HOLDERS}; admins of its project",
     "claim.unknown claim.held claim.held_by_run owner.denied",
 )
 GET_CLAIM = Operation(
-    "get_claim", "GET", "/v1/claims/{id}", object_response("Claim", ClaimBody), READERS, "claim.unknown"
+    "get_claim", "GET", "/v1/claims/{id}", object_response("Claim", ClaimBody), LOOKERS, "claim.unknown"
 )
 LIST_CLAIMS = Operation(
-    "list_claims", "GET", "/v1/claims", list_response("Claim", ClaimBody), READERS, "page.invalid pool.unknown"
+    "list_claims", "GET", "/v1/claims", list_response("Claim", ClaimBody), LISTERS, "page.invalid pool.unknown"
 )
 # Also by an expired key: it only says that its holder is alive, and an expired lease would end a job.
 RENEW_CLAIM = Operation(
@@ -244,7 +248,7 @@ EXPLAIN_CLAIM = Operation(
     "GET",
     "/v1/claims/{id}/explain",
     object_response("Explanation", ExplanationBody),
-    READERS,
+    LOOKERS,
     "claim.unknown forecast.busy",
 )
 GET_BINDING = Operation(
@@ -272,17 +276,17 @@ CREATE_RUN = Operation(
     is_repeatable=False,
     takes_idempotency_key=True,
 )
-GET_RUN = Operation("get_run", "GET", "/v1/runs/{id}", object_response("Run", RunBody), READERS, "run.unknown")
-LIST_RUNS = Operation("list_runs", "GET", "/v1/runs", list_response("Run", RunBody), READERS, "page.invalid")
+GET_RUN = Operation("get_run", "GET", "/v1/runs/{id}", object_response("Run", RunBody), SEERS, "run.unknown")
+LIST_RUNS = Operation("list_runs", "GET", "/v1/runs", list_response("Run", RunBody), LISTERS, "page.invalid")
 CANCEL_RUN = Operation(
-    "cancel_run", "POST", "/v1/runs/{id}/cancel", object_response("Run", RunBody), STARTERS, "run.unknown owner.denied"
+    "cancel_run", "POST", "/v1/runs/{id}/cancel", object_response("Run", RunBody), MANAGERS, "run.unknown owner.denied"
 )
 PAUSE_RUN = Operation(
     "pause_run",
     "POST",
     "/v1/runs/{id}/pause",
     object_response("Run", RunBody),
-    STARTERS,
+    MANAGERS,
     "run.unknown run.ended run.not_pausable owner.denied",
     body=PauseRequest,
 )
@@ -291,7 +295,7 @@ RESUME_RUN = Operation(
     "POST",
     "/v1/runs/{id}/resume",
     object_response("Run", RunBody),
-    STARTERS,
+    MANAGERS,
     "run.unknown run.ended run.not_paused checkpoint.invalid owner.denied project.unknown project.not_member "
     "project.limit claim.too_large quota.waiting",
     body=ResumeRequest,
@@ -311,7 +315,7 @@ PRIORITISE_RUN = Operation(
     "POST",
     "/v1/runs/{id}/priority",
     object_response("Run", RunBody),
-    f"{STARTERS}; P0 of an appliance only admins",
+    f"{MANAGERS}; P0 of an appliance only admins",
     "run.unknown run.ended run.queued_elsewhere priority.denied owner.denied",
     body=PriorityRequest,
 )
@@ -320,8 +324,8 @@ GET_LOGS = Operation(
     "GET",
     "/v1/runs/{id}/logs",
     text_response("the output, as it is"),
-    STARTERS,
-    "run.unknown run.not_running owner.denied",
+    SEERS,
+    "run.unknown run.not_running",
 )
 
 # --------------------------------------------------------------------------------------------------------- partitions
@@ -331,7 +335,7 @@ LIST_PARTITIONS = Operation(
     "GET",
     "/v1/partitions",
     list_response("Partition", PartitionBody),
-    READERS,
+    LISTERS,
     "page.invalid pool.unknown",
 )
 CREATE_PARTITION = Operation(
@@ -350,7 +354,7 @@ GET_PARTITION = Operation(
     "GET",
     "/v1/partitions/{id}",
     object_response("Partition", PartitionBody),
-    READERS,
+    LOOKERS,
     "partition.unknown",
 )
 DELETE_PARTITION = Operation(
@@ -378,7 +382,7 @@ LIST_EVENTS = Operation(
     "GET",
     "/v1/events",
     list_response("Event", EventBody, "one page of the log, or the stream"),
-    READERS,
+    LISTERS,
     "page.invalid events.gone controller.busy",
 )
 
@@ -398,10 +402,10 @@ GET_CAPACITY = Operation(
 # ------------------------------------------------------------------------------------------------------------ devices
 
 LIST_DEVICES = Operation(
-    "list_devices", "GET", "/v1/devices", list_response("Device", DeviceBody), READERS, "page.invalid pool.unknown"
+    "list_devices", "GET", "/v1/devices", list_response("Device", DeviceBody), LISTERS, "page.invalid pool.unknown"
 )
 GET_DEVICE = Operation(
-    "get_device", "GET", "/v1/devices/{id}", object_response("Device", DeviceBody), READERS, "device.unknown"
+    "get_device", "GET", "/v1/devices/{id}", object_response("Device", DeviceBody), LISTERS, "device.unknown"
 )
 DRAIN_DEVICE = Operation(
     "drain_device",
@@ -449,7 +453,7 @@ REVOKE_KEY = Operation("revoke_key", "DELETE", "/v1/keys/{id}", NO_CONTENT, ADMI
 
 # ------------------------------------------------------------------------------------------------------------- queues
 
-LIST_QUEUES = Operation("list_queues", "GET", "/v1/queues", list_response("Queue", QueueBody), READERS, "page.invalid")
+LIST_QUEUES = Operation("list_queues", "GET", "/v1/queues", list_response("Queue", QueueBody), LISTERS, "page.invalid")
 TELL_QUEUE = Operation(
     "tell_queue",
     "POST",
@@ -475,7 +479,7 @@ LIST_PROJECTS = Operation(
     "GET",
     "/v1/projects",
     list_response("Project", ProjectBody),
-    f"{READERS}; who the members are only admins",
+    f"{LISTERS}; who the members are only admins and they themselves",
     "page.invalid",
 )
 GET_PROJECT = Operation(
@@ -483,7 +487,7 @@ GET_PROJECT = Operation(
     "GET",
     "/v1/projects/{project}",
     object_response("Project", ProjectBody),
-    f"{READERS}; who the members are only admins",
+    f"{LISTERS}; who the members are only admins and they themselves",
     "project.unknown",
 )
 SET_PROJECT = Operation(
@@ -508,7 +512,7 @@ DELETE_PROJECT = Operation(
 
 # ------------------------------------------------------------------------------------------------------------- quotas
 
-LIST_QUOTAS = Operation("list_quotas", "GET", "/v1/quotas", list_response("Quota", QuotaBody), READERS, "page.invalid")
+LIST_QUOTAS = Operation("list_quotas", "GET", "/v1/quotas", list_response("Quota", QuotaBody), LISTERS, "page.invalid")
 
 # ----------------------------------------------------------------------------------------------------------- estimate
 
@@ -555,7 +559,7 @@ LIST_APPLIANCE_JOBS = Operation(
     "GET",
     "/v1/appliance/jobs",
     list_response("ApplianceJob", ApplianceJobBody),
-    READERS,
+    LISTERS,
     "page.invalid",
 )
 

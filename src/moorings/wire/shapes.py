@@ -204,6 +204,8 @@ class ProjectRequest:
     waiting_bytes_max: int | None = None
     members: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
+    admins: tuple[str, ...] = ()
+    open: bool = False
     version: int | None = None
 
 
@@ -574,7 +576,10 @@ class ExplanationBody:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProjectBody:
-    """A project: what it is guaranteed, and what it may hold. Only admins see who its ``members`` are."""
+    """A project: what it is guaranteed, and what it may hold.
+
+    Only admins see who its ``members`` and ``admins`` are, and these themselves.
+    """
 
     name: str
     shares: tuple[ShareShape, ...]
@@ -587,6 +592,8 @@ class ProjectBody:
     waiting_bytes_max: int | None = None
     members: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
+    admins: tuple[str, ...] = ()
+    open: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

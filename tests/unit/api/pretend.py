@@ -209,7 +209,7 @@ class PretendController:
         self.claims[claim.id] = replace(claim, lease_until=Timestamp(START + 60_000_000))
         return self._view(self.claims[claim.id])
 
-    async def get_claim(self, ident: str, *, wait_s: float = 0, until: str = "READY") -> ClaimView:
+    async def get_claim(self, caller: Caller, ident: str, *, wait_s: float = 0, until: str = "READY") -> ClaimView:
         claim = self._claim(ident)
         if wait_s and claim.state is ClaimState.PENDING:
             await self._wait(wait_s)
@@ -217,6 +217,7 @@ class PretendController:
 
     async def list_claims(
         self,
+        caller: Caller,
         page: PageQuery,
         *,
         states: frozenset[ClaimState] | None = None,
@@ -244,11 +245,11 @@ class PretendController:
         self.seen.append(("checkpoint", at))
         return self._view(claim)
 
-    async def explain_claim(self, ident: str, *, when_for: Caller | None = None) -> Explanation:
+    async def explain_claim(self, caller: Caller, ident: str, *, when: bool = False) -> Explanation:
         claim = self._claim(ident)
         if self.endless:
             await self._news()
-        starts = EstimateView(Timestamp(START + 60_000_000)) if when_for is not None else None
+        starts = EstimateView(Timestamp(START + 60_000_000)) if when else None
         return Explanation(claim, "it waits", 1, (Reason("claim.no_room", "there is no room"),), starts)
 
     async def wait_for_binding(self, caller: Caller, ident: str, wait_s: float) -> None:
@@ -260,18 +261,18 @@ class PretendController:
 
     # -- partitions, pools, devices ------------------------------------------------------------------------------------
 
-    def list_partitions(self) -> Sequence[PartitionView]:
+    def list_partitions(self, caller: Caller) -> Sequence[PartitionView]:
         held = [claim for claim in self.claims.values() if claim.partition is not None]
         return [PartitionView(self._partition(claim), claim.owner, "ipu") for claim in held]
 
-    def get_partition(self, ident: str) -> PartitionView:
-        for view in self.list_partitions():
+    def get_partition(self, caller: Caller, ident: str) -> PartitionView:
+        for view in self.list_partitions(caller):
             if ident in (view.partition.id, view.partition.name):
                 return view
         raise MooringsError("partition.unknown", f"there is no partition {ident!r}")
 
     async def reset_partition(self, caller: Caller, ident: str) -> PartitionView:
-        view = self.get_partition(ident)
+        view = self.get_partition(caller, ident)
         return replace(view, partition=replace(view.partition, state=PartitionState.RESETTING))
 
     def list_pools(self) -> Sequence[PoolView]:
@@ -285,11 +286,11 @@ class PretendController:
     def count_partitions(self, pool: str, size: int) -> int:
         return self.get_pool(pool).available.get(size, 0)
 
-    def list_devices(self, page: PageQuery, *, pool: str | None = None) -> Sequence[DeviceView]:
+    def list_devices(self, caller: Caller, page: PageQuery, *, pool: str | None = None) -> Sequence[DeviceView]:
         first = 0 if page.after is None else parse_device_id(page.after)[1] + 1
-        return [self.get_device(f"pod16:{index}") for index in range(first, min(16, first + page.limit))]
+        return [self.get_device(caller, f"pod16:{index}") for index in range(first, min(16, first + page.limit))]
 
-    def get_device(self, ident: str) -> DeviceView:
+    def get_device(self, caller: Caller, ident: str) -> DeviceView:
         pool, index = parse_device_id(ident)
         device = self.out.get(ident) or Device(pool, index, DeviceState.IN_SERVICE, "", Timestamp(0))
         in_service = device.state is DeviceState.IN_SERVICE
@@ -299,12 +300,12 @@ class PretendController:
         check_admin(caller, "drain a device")
         pool, index = parse_device_id(ident)
         self.out[ident] = Device(pool, index, DeviceState.DRAINED, reason, START)
-        return self.get_device(ident)
+        return self.get_device(caller, ident)
 
     async def resume_device(self, caller: Caller, ident: str) -> DeviceView:
         check_admin(caller, "resume a device")
         self.out.pop(ident, None)
-        return self.get_device(ident)
+        return self.get_device(caller, ident)
 
     # -- runs ----------------------------------------------------------------------------------------------------------
 
@@ -320,6 +321,7 @@ class PretendController:
 
     async def list_events(
         self,
+        caller: Caller,
         after: Seq,
         limit: int,
         *,
@@ -423,7 +425,7 @@ class PretendRuns:
         self.jobs[ident] = job
         return replace(self._view(ident), position=1, reason=Reason("claim.no_room", "there is no room"))
 
-    async def get_run(self, ident: str, *, wait_s: float = 0) -> RunView:
+    async def get_run(self, caller: Caller, ident: str, *, wait_s: float = 0) -> RunView:
         if ident not in self.by_id:
             raise MooringsError("run.unknown", f"there is no run {ident!r}")
         if wait_s:
@@ -435,6 +437,7 @@ class PretendRuns:
 
     async def list_runs(
         self,
+        caller: Caller,
         page: PageQuery,
         *,
         states: frozenset[RunState] | None = None,
@@ -447,7 +450,7 @@ class PretendRuns:
         return [self._view(run.id) for run in found if run.id > (page.after or "")][: page.limit]
 
     async def cancel_run(self, caller: Caller, ident: str, *, wait_s: float = 0) -> RunView:
-        view = await self.get_run(ident)
+        view = await self.get_run(caller, ident)
         self.by_id[ident] = replace(
             view.run, state=RunState.CANCELLED, ended_at=START, exit_code=143, task_codes=(143, None)
         )
@@ -456,41 +459,42 @@ class PretendRuns:
     async def pause_run(
         self, caller: Caller, ident: str, *, save_timeout_s: float | None = None, wait_s: float = 0
     ) -> RunView:
-        view = await self.get_run(ident)
+        view = await self.get_run(caller, ident)
         self._whole.seen.append(("pause", ident, save_timeout_s, wait_s))
         pause = RunPause(caller.subject, START, 60.0, 0)
         self.by_id[ident] = replace(view.run, state=RunState.PAUSED, attempt=1, pause=pause)
         return self._view(ident)
 
     async def resume_run(self, caller: Caller, ident: str, *, resume_from: str | None = None) -> RunView:
-        view = await self.get_run(ident)
+        view = await self.get_run(caller, ident)
         self._whole.seen.append(("resume", ident, resume_from))
         self.by_id[ident] = replace(view.run, state=RunState.WAITING, pause=None)
         return self._view(ident)
 
     async def logs(self, caller: Caller, ident: str, *, task: int | None, follow: bool) -> AsyncIterator[bytes]:
-        await self.get_run(ident)
+        await self.get_run(caller, ident)
         return self._whole._chunks(task, follow)
 
     async def list_run_heads(
         self,
+        caller: Caller,
         page: PageQuery,
         *,
         states: frozenset[RunState] | None = None,
         subject: str | None = None,
         part: ApplianceJobQuery | None = None,
     ) -> Sequence[RunView]:
-        return await self.list_runs(page, states=states, subject=subject, part=part)
+        return await self.list_runs(caller, page, states=states, subject=subject, part=part)
 
     async def label_run(self, caller: Caller, ident: str, changes: Mapping[str, str | None]) -> RunView:
-        run = (await self.get_run(ident)).run
+        run = (await self.get_run(caller, ident)).run
         self.by_id[ident] = replace(run, labels=apply_label_changes(run.labels, changes))
-        return await self.get_run(ident)
+        return await self.get_run(caller, ident)
 
     async def set_run_priority(self, caller: Caller, ident: str, priority: int) -> RunView:
-        run = (await self.get_run(ident)).run
+        run = (await self.get_run(caller, ident)).run
         self.by_id[ident] = replace(run, job=replace(run.job, priority=priority))
-        return await self.get_run(ident)
+        return await self.get_run(caller, ident)
 
 
 class PretendProjects:
@@ -498,10 +502,10 @@ class PretendProjects:
         self._whole = whole
         self.known = Projects()
 
-    def list_projects(self) -> Sequence[Project]:
+    def list_projects(self, caller: Caller) -> Sequence[Project]:
         return list(self.known.by_name.values())
 
-    def get_project(self, name: str) -> Project:
+    def get_project(self, caller: Caller, name: str) -> Project:
         project = self.known.get(name)
         if project is None:
             raise self.known.unknown_error(name)
@@ -518,7 +522,7 @@ class PretendProjects:
         check_deletable(name, self.known)
         self.known = self.known.without(name)
 
-    def list_quotas(self) -> Sequence[ProjectQuota]:
+    def list_quotas(self, caller: Caller) -> Sequence[ProjectQuota]:
         return [
             ProjectQuota(project=name, pool=PoolName("pod16"), blocks=((4, 2),), held=4, used_device_hours=1.23456)
             for name in self.known.by_name

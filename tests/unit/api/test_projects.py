@@ -7,8 +7,9 @@ import httpx2
 import pytest
 
 from moorings.api.bodies import POLICY_CHARS_MAX
-from moorings.api.render import HIDDEN, event_body
+from moorings.api.render import event_body
 from moorings.controller.turn_record import AnyInput, TurnContext, build_turn_event
+from moorings.controller.views import HIDDEN
 from moorings.core.model.claims import ClaimId, ClaimSpec, ClaimState
 from moorings.core.model.events import Event, canonical_json
 from moorings.core.model.inputs import DefragmentPool, ReleaseClaim, SetProject
@@ -123,7 +124,7 @@ async def test_a_body_out_of_bounds_is_refused(
 ) -> None:
     answer = await api.put("/v1/projects/lab", json=body, headers=AS_ADMIN)
     assert (answer.status_code, answer.json()["code"]) == (422, "body.invalid")
-    assert controller.projects.list_projects() == []
+    assert controller.projects.list_projects(KEYS[ADMIN]) == []
 
 
 async def test_projects_and_quotas_are_listed_page_by_page(api: httpx2.AsyncClient) -> None:

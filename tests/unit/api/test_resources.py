@@ -9,7 +9,6 @@ from moorings.controller.projects import ProjectService
 from moorings.controller.run_service import RunService
 from moorings.controller.service import Controller
 from moorings.controller.views import RunView
-from moorings.core.model.access import Caller, Role
 from moorings.core.model.reasons import Reason
 from moorings.core.model.timestamps import Timestamp, add_seconds
 from moorings.testing.builders import a_job
@@ -162,7 +161,7 @@ def test_a_run_is_shown_with_what_it_has_saved_and_what_it_would_resume_from() -
     )
 
     def shown(run: Run) -> RunBody:
-        return run_body(RunView(run, None, None, None, None, job=a_job()), Caller("ann", Role.USER, "", "key-1"))
+        return run_body(RunView(run, None, None, None, None, job=a_job()))
 
     body = shown(run)
     assert [each.step for each in body.checkpoints or ()] == [3]

@@ -234,7 +234,7 @@ async def test_a_healthy_controller_passes_everything(tmp_path: Path) -> None:
         found = await look(rig)
         assert set(found.values()) == {"PASS"}, found
         assert {"laws", "database", "memory", "events", "queue", "drivers.pod16"} <= found.keys()
-        for view in await rig.controller.runs.list_runs(findings_page()):
+        for view in await rig.controller.runs.list_runs(ADMIN, findings_page()):
             await rig.controller.runs.cancel_run(ADMIN, view.run.id, wait_s=15)
 
 

@@ -68,19 +68,19 @@ def spec(size: int, **more: object) -> ClaimSpec:
 
 async def test_a_project_is_made_changed_and_deleted(rig: Rig) -> None:
     made = await rig.done(rig.projects.set_project(ROOT, LAB, None))
-    assert (made.version, rig.projects.get_project("lab")) == (1, made)
+    assert (made.version, rig.projects.get_project(ROOT, "lab")) == (1, made)
     again = Project(name="lab", weight=2.0)
     changed = await rig.done(rig.projects.set_project(ROOT, again, 1))
     assert (changed.version, changed.weight, changed.shares) == (2, 2.0, ())
-    assert rig.projects.list_projects() == [changed]
+    assert rig.projects.list_projects(ROOT) == [changed]
     await rig.done(rig.projects.delete_project(ROOT, "lab"))
-    assert rig.projects.list_projects() == []
+    assert rig.projects.list_projects(ROOT) == []
 
 
 async def test_who_is_no_admin_changes_no_project(rig: Rig) -> None:
     assert await rig.refused(rig.projects.set_project(ANN, LAB, None)) == "auth.denied"
     assert await rig.refused(rig.projects.delete_project(ANN, "lab")) == "auth.denied"
-    assert rig.projects.list_projects() == []
+    assert rig.projects.list_projects(ROOT) == []
 
 
 async def test_what_core_refuses_is_refused(rig: Rig) -> None:
@@ -89,7 +89,7 @@ async def test_what_core_refuses_is_refused(rig: Rig) -> None:
     assert await rig.refused(rig.projects.set_project(ROOT, LAB, 7)) == "project.changed"
     assert await rig.refused(rig.projects.delete_project(ROOT, "other")) == "project.unknown"
     with pytest.raises(MooringsError) as caught:
-        rig.projects.get_project("lap")
+        rig.projects.get_project(ROOT, "lap")
     assert (caught.value.code, "did you mean lab?" in caught.value.hint) == ("project.unknown", True)
 
 
@@ -208,7 +208,10 @@ async def test_room_is_made_on_demand_and_a_dry_run_moves_nobody(rig: Rig) -> No
     done = await rig.done(rig.projects.defragment(ROOT, order, dry_run=False))
     assert done.spot == dry.spot
     [(claim, block, to)] = done.moves
-    assert (claim.id, len(block), block.overlaps(to)) == (dry.moves[0][0].id, 2, False)
+    moved = dry.moves[0][0]
+    assert claim is not None
+    assert moved is not None
+    assert (claim.id, len(block), block.overlaps(to)) == (moved.id, 2, False)
     assert rig.loop.fleet.claims[claim.id].state is ClaimState.RECLAIMING
 
 
@@ -230,5 +233,5 @@ async def test_what_can_never_start_is_told(rig: Rig) -> None:
 async def test_quotas_are_of_the_fleet_as_it_is(rig: Rig) -> None:
     await rig.done(rig.projects.set_project(ROOT, LAB, None))
     await rig.asks(2)
-    found = {(row.project, row.pool): (row.guaranteed, row.borrowed) for row in rig.projects.list_quotas()}
+    found = {(row.project, row.pool): (row.guaranteed, row.borrowed) for row in rig.projects.list_quotas(ROOT)}
     assert found == {("default", POOL.name): (0, 2), ("lab", POOL.name): (4, 0)}

@@ -107,8 +107,10 @@ async def test_a_claim_that_nobody_asked_keeps_what_it_has(rig: Rig) -> None:
 async def test_only_who_may_act_for_its_owner_yields_or_tells_of_checkpoints(rig: Rig) -> None:
     ident = await rig.claim()
     rig.ask(ident)
-    assert await rig.refused(rig.controller.yield_claim(BOB, ident, "")) == "owner.denied"
-    assert await rig.refused(rig.controller.record_checkpoint(BOB, ident)) == "owner.denied"
+    assert await rig.refused(rig.controller.yield_claim(BOB, ident, "")) == "claim.unknown"
+    assert await rig.refused(rig.controller.record_checkpoint(BOB, ident)) == "claim.unknown"
+    eye = Caller("eye", Role.VIEWER, "", "k5")  # knows that there is such a claim
+    assert await rig.refused(rig.controller.yield_claim(eye, ident, "")) == "owner.denied"
     assert (await rig.done(rig.controller.record_checkpoint(ROOT, ident))).claim.checkpoint_at is not None
 
 
@@ -175,7 +177,7 @@ async def test_a_checkpoint_of_a_claim_that_has_ended_changes_nothing(rig: Rig) 
 async def test_an_explanation_has_an_estimate_if_one_was_asked_for(rig: Rig) -> None:
     await rig.claim(size=8)
     waiting = await rig.claim(size=8)
-    assert (await rig.controller.explain_claim(waiting)).estimate is None
-    told = await rig.controller.explain_claim(waiting, when_for=BOB)
+    assert (await rig.controller.explain_claim(ROOT, waiting)).estimate is None
+    told = await rig.controller.explain_claim(ANN, waiting, when=True)
     assert told.estimate is not None
     assert "no time limit" in told.estimate.why

@@ -22,7 +22,7 @@ async def list_appliance_jobs(call: RequestContext) -> Response:
     labels = call.query_value(LABELS)
     part = ApplianceJobQuery(call.query_value(APPLIANCE_KIND), call.query_value(WORKFLOW), dict(labels))
     views = await call.controller.runs.list_run_heads(
-        wanted.page, states=states, subject=call.query_value(SUBJECT), part=part
+        call.caller, wanted.page, states=states, subject=call.query_value(SUBJECT), part=part
     )
     shown, after = wanted.split_page(views, lambda view: view.run.id)
     return await call.respond_list((appliance_job_body(view) for view in shown), after)

@@ -46,7 +46,7 @@ async def list_claims(call: RequestContext) -> Response:
     owner_prefix, pool = call.query_value(OWNER_PREFIX), call.query_value(POOL)
 
     async def read(page: PageQuery) -> Sequence[ClaimView]:
-        return await call.controller.list_claims(page, states=states, owner_prefix=owner_prefix, pool=pool)
+        return await call.controller.list_claims(call.caller, page, states=states, owner_prefix=owner_prefix, pool=pool)
 
     shown, after = wanted.split_page(await wanted.read_page(read, _id), _id)
     return await call.respond_list(map(claim_body, shown), after)
@@ -86,7 +86,7 @@ async def get_claim(call: RequestContext) -> Response:
     With `wait` the answer is held until what `for` names.
     """
     wait_s = call.query_value(WAIT)
-    work = call.controller.get_claim(call.path_value("id"), wait_s=wait_s, until=call.query_value(FOR))
+    work = call.controller.get_claim(call.caller, call.path_value("id"), wait_s=wait_s, until=call.query_value(FOR))
     return call.respond(claim_body(await call.wait_for(work, wait_s)))
 
 
@@ -132,7 +132,7 @@ async def explain_claim(call: RequestContext) -> Response:
     With `when` also when it starts, at the latest, as things stand.
     """
     when = call.query_value(WHEN)
-    work = call.controller.explain_claim(call.path_value("id"), when_for=call.caller if when else None)
+    work = call.controller.explain_claim(call.caller, call.path_value("id"), when=when)
     return call.respond(explanation_body(await call.wait_for(work, ESTIMATE_S_MAX if when else 0.0)))
 
 

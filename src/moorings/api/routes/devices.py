@@ -15,14 +15,14 @@ from moorings.wire.shapes import DrainRequest
 async def list_devices(call: RequestContext) -> Response:
     """List devices, by pool and index."""
     wanted = call.page_request("devices")
-    views = call.controller.list_devices(wanted.page, pool=call.query_value(POOL))
+    views = call.controller.list_devices(call.caller, wanted.page, pool=call.query_value(POOL))
     shown, after = wanted.split_page(views, lambda view: view.device.id)
     return await call.respond_list(map(device_body, shown), after)
 
 
 async def get_device(call: RequestContext) -> Response:
     """Show a device."""
-    return call.respond(device_body(call.controller.get_device(call.path_value("id"))))
+    return call.respond(device_body(call.controller.get_device(call.caller, call.path_value("id"))))
 
 
 async def drain_device(call: RequestContext) -> Response:

@@ -24,8 +24,10 @@ async def list_events(call: RequestContext) -> Response:
 
     In the order of their sequence numbers. With `watch=1`, or `Accept: text/event-stream`, the answer is a stream of
     server-sent events (`id` is the sequence number, `event` the name, `data` the event as JSON) that starts after
-    `Last-Event-ID`, else after `after`, else now, and goes on. Events that are older than the controller keeps them are
-    not in the list; a stream, or a list's next page, that would have to go on from such a one is refused.
+    `Last-Event-ID`, else after `after`, else now, and goes on. Both have what the key sees at that moment: the events
+    of its own claims and runs, of those of its projects, and of pools and devices. Events that are older than the
+    controller keeps them are not in the list; a stream, or a list's next page, that would have to go on from such a one
+    is refused.
     """
     wanted = EventSelection(call.query_value(CLAIM), call.query_value(RUN), call.query_value(EVENT_NAMES))
     begin = _begin(call)
@@ -33,7 +35,7 @@ async def list_events(call: RequestContext) -> Response:
         return await _watch(call, wanted, begin)
     page = call.page_request("events")
     after = _parse_seq(page.after, "continue") if page.after else begin or Seq(0)
-    rows = await wanted.read(call.service, after, page.page.limit, whole=bool(page.after))
+    rows = await wanted.read(call.service, call.caller, after, page.page.limit, whole=bool(page.after))
     shown, token = page.split_page(rows, lambda row: str(row.seq))
     return await call.respond_list((event_body(row, call.caller) for row in shown), token)
 
@@ -47,7 +49,9 @@ def _begin(call: RequestContext) -> Seq | None:
 async def _watch(call: RequestContext, wanted: EventSelection, after: Seq | None) -> Response:
     seats, key = call.service.watch_slots, call.caller.key_id
     start = call.controller.last_seq() if after is None else after
-    await wanted.read(call.service, start, 0, whole=True)  # refused while there is still a status to say so
+    await wanted.read(
+        call.service, call.caller, start, 0, whole=True
+    )  # refused while there is still a status to say so
     seats.require(key)
     return StreamResponse(
         stream_events(call.service, wanted, start, call.authenticate), STREAM_TYPE, lambda: seats.release(key)

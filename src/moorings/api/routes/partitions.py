@@ -23,7 +23,7 @@ async def list_partitions(call: RequestContext) -> Response:
     wanted, pool = call.page_request("partitions"), call.query_value(POOL)
     if pool is not None:
         call.controller.get_pool(pool)  # raises if there is no such pool
-    views = [view for view in call.controller.list_partitions() if pool in (None, view.partition.pool)]
+    views = [view for view in call.controller.list_partitions(call.caller) if pool in (None, view.partition.pool)]
     shown, after = wanted.page_of(views, _place)
     return await call.respond_list(map(partition_body, shown), after)
 
@@ -53,12 +53,12 @@ async def create_partition(call: RequestContext) -> Response:
 
 async def get_partition(call: RequestContext) -> Response:
     """Show a partition."""
-    return call.respond(partition_body(call.controller.get_partition(call.path_value("id"))))
+    return call.respond(partition_body(call.controller.get_partition(call.caller, call.path_value("id"))))
 
 
 async def delete_partition(call: RequestContext) -> Response:
     """Release the claim that holds a partition; the answer is the claim."""
-    view = call.controller.get_partition(call.path_value("id"))
+    view = call.controller.get_partition(call.caller, call.path_value("id"))
     wait_s = call.query_value(WAIT)
     work = call.controller.release_claim(call.caller, view.partition.claim, wait_s=wait_s)
     return call.respond(claim_body(await call.wait_for(work, wait_s)))

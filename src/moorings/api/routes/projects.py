@@ -17,7 +17,7 @@ from moorings.wire.shapes import ProjectRequest
 
 async def list_projects(call: RequestContext) -> Response:
     """List projects, by name."""
-    shown, after = call.page_request("projects").page_of(call.controller.projects.list_projects(), _name)
+    shown, after = call.page_request("projects").page_of(call.controller.projects.list_projects(call.caller), _name)
     return await call.respond_list((project_body(project, call.caller) for project in shown), after)
 
 
@@ -27,7 +27,9 @@ def _name(project: Project) -> str:
 
 async def get_project(call: RequestContext) -> Response:
     """Show a project."""
-    return call.respond(project_body(call.controller.projects.get_project(call.path_value("project")), call.caller))
+    return call.respond(
+        project_body(call.controller.projects.get_project(call.caller, call.path_value("project")), call.caller)
+    )
 
 
 async def set_project(call: RequestContext) -> Response:
@@ -48,8 +50,11 @@ async def delete_project(call: RequestContext) -> Response:
 
 
 async def list_quotas(call: RequestContext) -> Response:
-    """List what each project is guaranteed, holds, borrows and waits for, by project and pool."""
-    shown, after = call.page_request("quotas").page_of(call.controller.projects.list_quotas(), _place)
+    """List what each project is guaranteed, holds, borrows and waits for, by project and pool.
+
+    What the key does not see is added up under the name `(hidden)`.
+    """
+    shown, after = call.page_request("quotas").page_of(call.controller.projects.list_quotas(call.caller), _place)
     return await call.respond_list(map(quota_body, shown), after)
 
 

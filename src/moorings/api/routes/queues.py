@@ -34,7 +34,7 @@ async def list_queues(call: RequestContext) -> Response:
     """List the queues that other schedulers' agents tell of, with the jobs that wait there and why."""
     queues = call.controller.queues
     shown, after = call.page_request("queues", most=QUEUES_MAX).page_of(queues.list_reports(), _name)
-    return await call.respond_list((queue_body(queues.view(told)) for told in shown), after)
+    return await call.respond_list((queue_body(queues.view(call.caller, told)) for told in shown), after)
 
 
 def _name(told: QueueReport) -> str:

@@ -24,9 +24,11 @@ async def list_runs(call: RequestContext) -> Response:
     """
     wanted = call.page_request("runs", most=RUNS_A_PAGE_MAX)
     states = call.query_value(RUN_STATES) or (None if call.query_value(ALL) else RUNS_UNENDED)
-    views = await call.controller.runs.list_runs(wanted.page, states=states, subject=call.query_value(SUBJECT))
+    views = await call.controller.runs.list_runs(
+        call.caller, wanted.page, states=states, subject=call.query_value(SUBJECT)
+    )
     shown, after = wanted.split_page(views, lambda view: view.run.id)
-    return await call.respond_list((run_body(view, call.caller) for view in shown), after)
+    return await call.respond_list((run_body(view) for view in shown), after)
 
 
 async def create_run(call: RequestContext) -> Response:
@@ -46,7 +48,7 @@ async def create_run(call: RequestContext) -> Response:
         resume_from=request.resume_from,
         spool_entry=request.spool_entry,
     )
-    return call.respond(run_body(view, call.caller), location=f"/v1/runs/{view.run.id}")
+    return call.respond(run_body(view), location=f"/v1/runs/{view.run.id}")
 
 
 async def get_run(call: RequestContext) -> Response:
@@ -55,8 +57,8 @@ async def get_run(call: RequestContext) -> Response:
     With `wait` the answer is held until the run has ended.
     """
     wait_s = call.query_value(WAIT)
-    work = call.controller.runs.get_run(call.path_value("id"), wait_s=wait_s)
-    return call.respond(run_body(await call.wait_for(work, wait_s), call.caller))
+    work = call.controller.runs.get_run(call.caller, call.path_value("id"), wait_s=wait_s)
+    return call.respond(run_body(await call.wait_for(work, wait_s)))
 
 
 async def cancel_run(call: RequestContext) -> Response:
@@ -67,7 +69,7 @@ async def cancel_run(call: RequestContext) -> Response:
     """
     wait_s = call.query_value(WAIT)
     work = call.controller.runs.cancel_run(call.caller, call.path_value("id"), wait_s=wait_s)
-    return call.respond(run_body(await call.wait_for(work, wait_s), call.caller))
+    return call.respond(run_body(await call.wait_for(work, wait_s)))
 
 
 async def pause_run(call: RequestContext) -> Response:
@@ -82,7 +84,7 @@ async def pause_run(call: RequestContext) -> Response:
     work = call.controller.runs.pause_run(
         call.caller, call.path_value("id"), save_timeout_s=save_timeout_s, wait_s=wait_s
     )
-    return call.respond(run_body(await call.wait_for(work, wait_s), call.caller))
+    return call.respond(run_body(await call.wait_for(work, wait_s)))
 
 
 async def resume_run(call: RequestContext) -> Response:
@@ -92,7 +94,7 @@ async def resume_run(call: RequestContext) -> Response:
     """
     request = call.parse_body(ResumeRequest)
     view = await call.controller.runs.resume_run(call.caller, call.path_value("id"), resume_from=request.resume_from)
-    return call.respond(run_body(view, call.caller))
+    return call.respond(run_body(view))
 
 
 async def label_run(call: RequestContext) -> Response:
@@ -103,7 +105,7 @@ async def label_run(call: RequestContext) -> Response:
     request = call.parse_body(LabelsRequest)
     changes: dict[str, str | None] = {**dict.fromkeys(request.remove), **request.labels}
     view = await call.controller.runs.label_run(call.caller, call.path_value("id"), changes)
-    return call.respond(run_body(view, call.caller))
+    return call.respond(run_body(view))
 
 
 async def prioritise_run(call: RequestContext) -> Response:
@@ -114,14 +116,13 @@ async def prioritise_run(call: RequestContext) -> Response:
     view = await call.controller.runs.set_run_priority(
         call.caller, call.path_value("id"), call.parse_body(PriorityRequest).priority
     )
-    return call.respond(run_body(view, call.caller))
+    return call.respond(run_body(view))
 
 
 async def get_logs(call: RequestContext) -> Response:
     """Show what a run's tasks printed.
 
-    All tasks, each line after its rank in brackets if there are several, or one `task`. Only to who started it and to
-    admins.
+    All tasks, each line after its rank in brackets if there are several, or one `task`.
     """
     chunks = await call.controller.runs.logs(
         call.caller, call.path_value("id"), task=call.query_value(TASK), follow=call.query_value(FOLLOW)

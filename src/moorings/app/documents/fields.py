@@ -213,6 +213,14 @@ FIELDS: dict[tuple[str, str], tuple[str, str]] = {
         f"at most {MEMBERS_MAX:,} of at most {MEMBER_CHARS_MAX} characters",
         "The subjects that may ask in its name, beside those of projects above it; if there are none, everybody.",
     ),
+    ("ProjectRequest", "admins"): (
+        f"at most {MEMBERS_MAX:,} of at most {MEMBER_CHARS_MAX} characters",
+        "The subjects that may also cancel, pause, resume, release and reorder what is in it and those below it.",
+    ),
+    ("ProjectRequest", "open"): (
+        "true or false",
+        "Whether every key sees what is in it and those below it; else its people, and admins, do.",
+    ),
     ("ProjectRequest", "aliases"): (
         f"at most {ALIASES_MAX} `slurm/CLUSTER/ACCOUNT` or `kubernetes/CLUSTER/NAMESPACE`",
         "What other schedulers call it.",

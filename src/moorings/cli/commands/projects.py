@@ -62,6 +62,14 @@ _values = options(
     ),
     click.option("--member", "members", metavar="SUBJECT", multiple=True, help="May ask in its name (everybody)."),
     click.option(
+        "--admin",
+        "admins",
+        metavar="SUBJECT",
+        multiple=True,
+        help="May also cancel, pause and reorder what is in it (admins of Moorings).",
+    ),
+    click.option("--open/--closed", "open", default=None, help="Whether everybody sees what is in it (closed)."),
+    click.option(
         "--alias",
         "aliases",
         metavar="ALIAS",
@@ -142,6 +150,8 @@ def _request(project: ProjectBody) -> ProjectRequest:
         waiting_max=project.waiting_max,
         waiting_bytes_max=project.waiting_bytes_max,
         members=project.members,
+        admins=project.admins,
+        open=project.open,
         aliases=project.aliases,
         version=project.version,
     )
@@ -167,7 +177,9 @@ def _changed(session: CommandContext, request: ProjectRequest, values: Mapping[s
     if values["waiting_bytes_max"] is not None:
         size = values["waiting_bytes_max"]
         changes["waiting_bytes_max"] = None if size == NONE else parse_bytes(size)
-    for name in ("members", "aliases"):
+    if values["open"] is not None:
+        changes["open"] = values["open"]
+    for name in ("members", "admins", "aliases"):
         if values[name]:
             changes[name] = () if values[name] == (NONE,) else values[name]
     return replace(request, **changes)

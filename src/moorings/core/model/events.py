@@ -51,7 +51,7 @@ EVENTS: dict[str, str] = {
     "queue.silent": "nothing was heard of another scheduler's queue; its jobs are no longer reckoned with",
     "project.set": "an admin made a project or changed it; data holds all of it",
     "project.deleted": "an admin removed a project",
-    "run.created": "somebody started a job; data holds its name and command (which everybody may see)",
+    "run.created": "somebody started a job; data holds its name and command",
     "run.queued": "its engine's scheduler has it; data tells what it is called there",
     "run.requeued": "it was stopped and waits again: it has yielded, or its engine's scheduler says so; data tells why",
     "run.starting": "its partition is ACTIVE; the engine was asked to start it",

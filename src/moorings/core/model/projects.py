@@ -206,8 +206,8 @@ class Projects:
         """The project with that alias; None: there is none."""
         return self._aliases.get(alias)
 
-    def resolve(self, project: str, owner: str) -> str:
-        """The project of a claim of ``owner`` that names ``project``.
+    def resolve(self, project: str, owner: str, subject: str = "") -> str:
+        """The project of a claim of ``owner`` that names ``project``; ``subject`` asks for it.
 
         Owners of Slurm and Kubernetes name an account or a namespace of their own scheduler. An alias comes first, and
         an unknown name goes to ``default``: a stock scheduler's jobs must not fail because an account is not mapped.
@@ -227,11 +227,11 @@ class Projects:
             return project
         if foreign:
             return DEFAULT_PROJECT
-        raise self.unknown_error(project)
+        raise self.unknown_error(project, [name for name in self.by_name if self.is_member(name, subject)])
 
-    def unknown_error(self, name: str) -> MooringsError:
-        """The error for an unknown name; its hint has similar names."""
-        near = _similar_names(name, self.by_name)
+    def unknown_error(self, name: str, among: Iterable[str] | None = None) -> MooringsError:
+        """The error for an unknown name; its hint has similar names, of these or, if None, of all."""
+        near = _similar_names(name, self.by_name if among is None else among)
         hint = f"did you mean {' or '.join(near)}? " if near else ""
         return MooringsError(
             "project.unknown", f"there is no project {name[:80]!r}", hint=f"{hint}see 'moor get projects'"

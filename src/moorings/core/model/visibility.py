@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from moorings.core.model.access import Caller, Ownership, Role
+from moorings.core.model.access import Caller, Ownership, Role, check_owner_access
 from moorings.core.model.claims import Claim
 from moorings.core.model.projects import DEFAULT_PROJECT, Projects
 
@@ -79,6 +79,28 @@ def visible_to(caller: Caller, projects: Projects) -> Visibility:
 def visible_to_subject(subject: str, projects: Projects) -> Visibility:
     """What a subject sees whatever its key, with the projects as they are now."""
     return Visibility(subject=subject, projects=_projects_seen_by(subject, projects))
+
+
+def sees_project(visible: Visibility, projects: Projects, name: str) -> bool:
+    """Whether the caller sees a project itself: it sees or may use what is in it, or acts for one of its aliases."""
+    if visible.sees_all or name in visible.projects or name == DEFAULT_PROJECT:
+        return True
+    project = projects.get(name)
+    if project is None:
+        return False
+    aliased = any(visible.includes(Ownership(owner=alias)) for alias in project.aliases)
+    return aliased or projects.is_member(name, visible.subject)
+
+
+def check_may_manage(caller: Caller, of: Ownership, projects: Projects, action: str) -> None:
+    """Check that the caller may end, pause or reorder a record: as for its owner, or as an admin of its project.
+
+    Raises:
+        MooringsError: ``owner.denied``.
+    """
+    if caller.role is Role.USER and of.project is not None and projects.is_admin(of.project, caller.subject):
+        return
+    check_owner_access(caller, of.owner or "", of.subject or "", action)
 
 
 def _projects_seen_by(subject: str, projects: Projects) -> frozenset[str]:

@@ -35,6 +35,7 @@ from moorings.core.scheduling.relocation import find_relocation, movable_holders
 
 BLOCKERS_SHOWN = 8
 MOVES_SHOWN_MAX: Final = 8
+HIDDEN_RECLAIM: Final = "its devices are needed for another job; it keeps its place and goes on later"
 _NO_AGEING = Policy()
 
 
@@ -373,6 +374,15 @@ def _announced_job(fleet: Fleet, ident: ClaimId) -> QueuedJob | None:
     """The announced job of that owner; quicker than ``_announced``, which makes claims of all jobs."""
     report = fleet.queue_reports.get("/".join(ident.split("/")[:2]))
     return next((job for job in report.jobs if job.owner == ident), None) if report is not None else None
+
+
+def redact_reason(fleet: Fleet, reason: Reason | None, visible: Visibility) -> Reason | None:
+    """The reason of a claim's state for a reader; a claim that asks for its devices is named only if it is seen."""
+    if reason is None or reason.code != "claim.reclaiming" or visible.sees_all:
+        return reason
+    if reason.blockers and _shown(fleet, [ClaimId(ident) for ident in reason.blockers], visible) == reason.blockers:
+        return reason
+    return replace(reason, message=HIDDEN_RECLAIM, blockers=())
 
 
 def _fragmentation_reason(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 
-from moorings.core.model.block_packing import BlockCounts, count_devices
+from moorings.core.model.block_packing import BlockCounts, add_counts, count_devices
 from moorings.core.model.devices import PoolName
 from moorings.core.model.policy import Policy
-from moorings.core.model.projects import Project, guaranteed_blocks_in, usage_now
+from moorings.core.model.projects import Project, guaranteed_blocks_in, parent_of, usage_now
 from moorings.core.model.timestamps import HOUR_S, SECOND, Timestamp
 from moorings.core.placement.fleet import Fleet
 from moorings.core.placement.plans import Holder
@@ -97,6 +97,29 @@ def quota_rows(fleet: Fleet, now: Timestamp, policy: Policy) -> list[ProjectQuot
             for pool, counted in sorted((pools or {PoolName(""): _Counts()}).items())
         ]
     return rows
+
+
+def merge_hidden(rows: Iterable[ProjectQuota], is_shown: Callable[[str], bool], name: str) -> list[ProjectQuota]:
+    """The shown rows, and for each pool one of that name with the sum of the others.
+
+    A project's numbers include its parts', so only hidden projects without a parent are counted.
+    """
+    shown: list[ProjectQuota] = []
+    hidden: dict[PoolName, ProjectQuota] = {}
+    for row in rows:
+        if is_shown(row.project):
+            shown.append(row)
+        elif not parent_of(row.project) and row.pool:
+            sum_ = hidden.get(row.pool, ProjectQuota(project=name, pool=row.pool))
+            hidden[row.pool] = replace(
+                sum_,
+                blocks=add_counts([sum_.blocks, row.blocks]),
+                held=sum_.held + row.held,
+                borrowed=sum_.borrowed + row.borrowed,
+                waiting=sum_.waiting + row.waiting,
+                waiting_devices=sum_.waiting_devices + row.waiting_devices,
+            )
+    return [*shown, *hidden.values()]
 
 
 def _waiting(fleet: Fleet) -> Iterator[tuple[str, PoolName, int, int]]:

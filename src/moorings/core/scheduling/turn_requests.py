@@ -90,7 +90,7 @@ def _resolve_project(turn: TurnState, given: CreateClaim) -> CreateClaim:
     projects = turn.projects
     if not projects:
         return given
-    name = projects.resolve(given.spec.project, given.owner)
+    name = projects.resolve(given.spec.project, given.owner, given.subject)
     elsewhere = given.owner.startswith(
         EXTERNAL_OWNER_PREFIXES
     )  # that scheduler checks the account; we only know its agent
