@@ -74,7 +74,7 @@ _BOUNDS: Mapping[tuple[str, str], object] = {
     ("LabelsRequest", "labels"): _Labels,
     ("LabelsRequest", "remove"): Annotated[tuple[_Short, ...], Field(max_length=LABELS_MAX)],
     ("ProjectRequest", "aliases"): Annotated[tuple[_Short, ...], Field(max_length=ALIASES_MAX)],
-    ("ProjectRequest", "admins"): _Subjects,
+    ("ProjectRequest", "admins"): _Subjects | None,
     ("ProjectRequest", "members"): _Subjects,
     ("ProjectRequest", "weight"): Annotated[float, Field(gt=0, le=WEIGHT_MAX)],
     ("ShareShape", "blocks"): Annotated[

@@ -137,8 +137,8 @@ def project_from(name: str, request: ProjectRequest) -> Project:
         waiting_bytes_max=request.waiting_bytes_max,
         members=tuple(request.members),
         aliases=tuple(request.aliases),
-        admins=tuple(request.admins),
-        open=request.open,
+        admins=tuple(request.admins or ()),
+        open=bool(request.open),
     )
 
 

@@ -372,8 +372,8 @@ def project_body(project: Project, caller: Caller) -> ProjectBody:
         waiting_max=project.waiting_max,
         waiting_bytes_max=project.waiting_bytes_max,
         members=project.members if known or not project.members else (HIDDEN,),
-        admins=project.admins if known or not project.admins else (HIDDEN,),
-        open=project.open,
+        admins=(project.admins if known else (HIDDEN,)) if project.admins else None,
+        open=project.open or None,
         aliases=project.aliases,
     )
 

@@ -405,7 +405,7 @@ PROJECTS: ResourceKind[ProjectBody] = ResourceKind(
         wide("WAITING_MAX", field_cell("waiting_max")),
         wide("WAITING_BYTES_MAX", field_cell("waiting_bytes_max")),
         TableColumn("MEMBERS", lambda item, _now: ",".join(item.members)),
-        wide("ADMINS", lambda item, _now: ",".join(item.admins)),
+        wide("ADMINS", lambda item, _now: ",".join(item.admins or ())),
         wide("OPEN", field_cell("open")),
         wide("ALIASES", lambda item, _now: ",".join(item.aliases)),
         wide("VERSION", field_cell("version")),

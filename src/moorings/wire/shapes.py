@@ -204,8 +204,8 @@ class ProjectRequest:
     waiting_bytes_max: int | None = None
     members: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
-    admins: tuple[str, ...] = ()
-    open: bool = False
+    admins: tuple[str, ...] | None = None
+    open: bool | None = None
     version: int | None = None
 
 
@@ -592,8 +592,8 @@ class ProjectBody:
     waiting_bytes_max: int | None = None
     members: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
-    admins: tuple[str, ...] = ()
-    open: bool = False
+    admins: tuple[str, ...] | None = None
+    open: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -348,7 +348,7 @@ def _claim_label(fleet: Fleet, ident: ClaimId, visible: Visibility) -> str:
     """
     claim = fleet.claims.get(ident)
     if not _is_shown(fleet, ident, visible):
-        other = claim or _announced_job(fleet, ident)
+        other = claim or _find_announced_job(fleet, ident)
         return f"another job of {_devices(other.spec.size)}" if other is not None and other.spec.size else "another job"
     if claim is None:
         return external_job_name(ident) or ident
@@ -366,11 +366,11 @@ def _is_shown(fleet: Fleet, ident: ClaimId, visible: Visibility) -> bool:
     claim = fleet.claims.get(ident)
     if claim is not None:
         return visible.includes_claim(claim)
-    job = _announced_job(fleet, ident)
+    job = _find_announced_job(fleet, ident)
     return job is not None and visible.includes(Ownership(None, job.owner, job.spec.project))
 
 
-def _announced_job(fleet: Fleet, ident: ClaimId) -> QueuedJob | None:
+def _find_announced_job(fleet: Fleet, ident: ClaimId) -> QueuedJob | None:
     """The announced job of that owner; quicker than ``_announced``, which makes claims of all jobs."""
     report = fleet.queue_reports.get("/".join(ident.split("/")[:2]))
     return next((job for job in report.jobs if job.owner == ident), None) if report is not None else None

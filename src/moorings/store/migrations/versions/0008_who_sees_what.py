@@ -20,7 +20,7 @@ depends_on = None
 
 WORD = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
 ROWS_AT_ONCE = 200  # a job without a head may have 0.4 MB
-DEFAULT = "default"  # a project that is not written
+UNWRITTEN_PROJECT = "default"  # a project that is not written
 
 
 def upgrade() -> None:
@@ -28,8 +28,8 @@ def upgrade() -> None:
     op.add_column("runs", sa.Column("project", WORD))
     for name in ("subject", "owner", "project"):
         op.add_column("outbox", sa.Column(name, WORD))
-    _fill("claims", "spec")
-    _fill("runs", "head", "job")
+    _write_projects("claims", "spec")
+    _write_projects("runs", "head", "job")
     op.create_index("ix_claims_subject", "claims", ["subject", "arrival", "id"])
     _index_where_set("claims", "project", "arrival", "id")
     _index_where_set("runs", "project", "created_at", "id")
@@ -37,7 +37,7 @@ def upgrade() -> None:
         _index_where_set("outbox", name, "seq")
 
 
-def _fill(table: str, *texts: str) -> None:
+def _write_projects(table: str, *texts: str) -> None:
     """The project of each row, out of the first of its texts that is there."""
     connection = op.get_bind()
     there = sa.table(table, sa.column("id", WORD), sa.column("project", WORD), *(sa.column(text) for text in texts))
@@ -53,7 +53,7 @@ def _fill(table: str, *texts: str) -> None:
 
 
 def _project_in(text: str) -> str | None:
-    project = json.loads(text).get("project", DEFAULT)
+    project = json.loads(text).get("project", UNWRITTEN_PROJECT)
     return project if isinstance(project, str) and project.isascii() and project.isprintable() else None
 
 
