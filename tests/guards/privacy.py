@@ -40,8 +40,8 @@ PRIVACY = (
         what="what is in the default project is its owner's alone",
         file="core/model/visibility.py",
         at="_projects_seen_by",
-        cut='if name.partition("/")[0] != DEFAULT_PROJECT',
-        put="",
+        cut='name.partition("/")[0] != DEFAULT_PROJECT',
+        put="name",
         tests=(f"{SEEN}test_the_rule_is_the_one_of_the_sentence",),
     ),
     Guard(
@@ -67,8 +67,8 @@ PRIVACY = (
         what="a run that is in memory is not found by whom it is hidden from",
         file="controller/run_service.py",
         at="RunService._find_run",
-        cut="or not visible.includes(ownership_of_run(run))",
-        put="",
+        cut="run is None or not visible.includes(ownership_of_run(run))",
+        put="run is None",
         tests=(f"{STRANGERS}{NO_ROUTE}",),
     ),
     Guard(
