@@ -526,10 +526,11 @@ def test_an_admin_may_use_a_project_and_is_one_below_it_too():
     assert [(held.is_member(name, "boss"), held.is_admin(name, "boss")) for name in ("lab", "lab/x", "free")] == [
         (True, True),
         (True, True),
-        (True, False),
+        (False, False),
     ]
+    assert (held.is_member("free", "a"), held.is_admin("free", "a")) == (True, True)
     assert not held.is_admin("lab", "ann")
-    assert held.is_member("free", "eve"), "a project without members is still for everybody to use"
+    assert not held.is_member("free", "eve"), "its admins are its people, if it has no others"
 
 
 @pytest.mark.parametrize("name", ["default", "default/x"])

@@ -92,7 +92,8 @@ class Project:
         waiting_max: with so many claims, or so many runs, pending in it and its children, users may add none; None: no
             limit.
         waiting_bytes_max: total size of the jobs of these runs, in bytes, at most; None: no limit.
-        members: the subjects that may use it, beside its ancestors' members; if none of these has members, all may.
+        members: the subjects that may use it, beside its ancestors' members; if none of these has members or admins, all
+            may.
         admins: the subjects that may also end, pause and reorder what is in it and its children; each is a member, too.
         open: whether everybody sees what is in it and its children (``visibility``).
         aliases: its names in other schedulers: ``slurm/<cluster>/<account>``, ``kubernetes/<cluster>/<namespace>``.
@@ -240,14 +241,14 @@ class Projects:
     def is_member(self, project: str, subject: str) -> bool:
         """Whether a subject may use a project: as a member or an admin of it or of an ancestor.
 
-        If none of these has members, every subject may.
+        If none of these has either, every subject may.
         """
         open_to_all = True
         for name in self.lineage(project):
-            if subject in self._members_and_admins(name):
+            named = self._members_and_admins(name)
+            if subject in named:
                 return True
-            known = self._by_name.get(name)
-            open_to_all = open_to_all and not (known is not None and known.members)
+            open_to_all = open_to_all and not named
         return open_to_all
 
     def _members_and_admins(self, name: str) -> frozenset[str]:
@@ -484,7 +485,7 @@ def _check_members(project: Project) -> None:
     if len(project.members) > MEMBERS_MAX:
         raise _invalid(
             f"project {project.name!r} would have {len(project.members)} members; at most {MEMBERS_MAX} are allowed",
-            "without any, everybody may use it",
+            "without any, and without admins, everybody may use it",
         )
     if len(project.admins) > MEMBERS_MAX:
         raise _invalid(
