@@ -48,6 +48,7 @@ MAY = {
     AGENTS: {"admin", "slurm"},
     STARTERS: {"admin", "bob"},
     operations.LIST_PROJECTS.callers: set(CALLERS),
+    operations.SET_PROJECT.callers: {"admin"},
     operations.DEFRAGMENT.callers: {"admin"},
     operations.PRIORITISE_RUN.callers: {"admin", "bob"},
     operations.ROTATE_KEY.callers: {"admin"},  # another's

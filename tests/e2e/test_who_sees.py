@@ -330,6 +330,31 @@ async def test_who_leaves_a_project_sees_nothing_of_it_any_more(things: Things) 
     await follows.aclose()  # type: ignore[attr-defined]  # a generator
 
 
+async def test_an_admin_of_a_project_changes_its_members_and_nothing_else(things: Things) -> None:
+    projects = things.rig.controller.projects
+    others = replace(LAB, members=("annabel", "carl"))
+    changed = await projects.set_project(BOSS, others, 1)
+    assert (changed.members, changed.admins, changed.version) == (("annabel", "carl"), ("boss",), 2)
+    for caller, wanted, version, code in (
+        (BOSS, others, 1, "project.changed"),
+        (BOSS, others, None, "project.changed"),
+        (BOSS, others, 3, "project.changed"),  # the one that is only to be: what is compared is what is changed
+        (BOSS, replace(others, admins=("boss", "bob")), 2, "auth.denied"),
+        (BOSS, replace(others, devices_max=64), 2, "auth.denied"),
+        (BOSS, replace(others, open=True), 2, "auth.denied"),
+        (BOSS, Project(name="annalab/sub"), None, "auth.denied"),
+        (Caller("boss", Role.VIEWER, "", "k"), others, 2, "auth.denied"),
+        (BOB, others, 2, "auth.denied"),
+        (EVE, others, 2, "auth.denied"),
+    ):
+        with pytest.raises(MooringsError) as refused:
+            await projects.set_project(caller, wanted, version)
+        assert refused.value.code == code, (caller, wanted, version)
+    below = await projects.set_project(ADMIN, Project(name="annalab/sub", members=("bob",)), None)
+    assert (await projects.set_project(BOSS, replace(below, members=()), 1)).members == ()
+    assert [projects.knows_people(caller, below) for caller in (ADMIN, BOSS, EVE)] == [True, True, False]
+
+
 async def test_an_open_project_is_for_everybody_to_see(things: Things) -> None:
     controller = things.rig.controller
     await controller.projects.set_project(ADMIN, replace(LAB, open=True), 1)

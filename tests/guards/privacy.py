@@ -80,6 +80,15 @@ PRIVACY = (
         put="True",
         tests=(f"{STRANGERS}{NO_ROUTE}",),
     ),
+    Guard(
+        law="10",
+        what="an admin of a project changes no more of it than its members",
+        file="core/model/visibility.py",
+        at="check_may_set_project",
+        cut="replace(project, members=known.members, version=known.version) != known",
+        put="False",
+        tests=(f"{STRANGERS}test_an_admin_of_a_project_changes_its_members_and_nothing_else",),
+    ),
     # -- secrets ----------------------------------------------------------------------------------------------------
     Guard(
         law="10",

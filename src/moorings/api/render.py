@@ -358,9 +358,8 @@ def queue_body(view: QueueView) -> QueueBody:
     )
 
 
-def project_body(project: Project, caller: Caller) -> ProjectBody:
-    """A project; who its people are only for admins and for these people: others see whether there are any."""
-    known = caller.role is Role.ADMIN or caller.subject in (*project.members, *project.admins)
+def project_body(project: Project, *, with_people: bool) -> ProjectBody:
+    """A project; without its people only whether there are any."""
     return ProjectBody(
         name=project.name,
         shares=tuple(ShareShape(pool=share.pool, blocks=_counts(share.blocks)) for share in project.shares),
@@ -371,8 +370,8 @@ def project_body(project: Project, caller: Caller) -> ProjectBody:
         priority_max=project.priority_max,
         waiting_max=project.waiting_max,
         waiting_bytes_max=project.waiting_bytes_max,
-        members=project.members if known or not project.members else (HIDDEN,),
-        admins=(project.admins if known else (HIDDEN,)) if project.admins else None,
+        members=project.members if with_people or not project.members else (HIDDEN,),
+        admins=(project.admins if with_people else (HIDDEN,)) if project.admins else None,
         open=project.open or None,
         aliases=project.aliases,
     )

@@ -12,14 +12,14 @@ from moorings.controller.loop import TurnLoop
 from moorings.controller.views import HIDDEN, EstimateView, MovesView, WhatIfView
 from moorings.core.forecast.estimate import copy_fleet, estimate_start
 from moorings.core.forecast.whatif import compare_policies
-from moorings.core.model.access import Caller, check_admin
+from moorings.core.model.access import Caller, Role, check_admin
 from moorings.core.model.claims import Claim, ClaimId, ClaimSpec, ClaimState, check_spec
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.inputs import DefragmentPool, DeleteProject, SetProject
 from moorings.core.model.policy import Policy
 from moorings.core.model.projects import Project
 from moorings.core.model.timestamps import Timestamp
-from moorings.core.model.visibility import Visibility, sees_project, visible_to
+from moorings.core.model.visibility import Visibility, check_may_set_project, sees_project, visible_to
 from moorings.core.placement.eligibility import eligible_pools
 from moorings.core.placement.fleet import Fleet
 from moorings.core.placement.plans import MovePlan
@@ -66,6 +66,10 @@ class ProjectService:
             raise projects.unknown_error(name, [one.name for one in self.list_projects(caller)])
         return project
 
+    def knows_people(self, caller: Caller, project: Project) -> bool:
+        """Whether the caller may know who the members and the admins of a project are."""
+        return caller.role is Role.ADMIN or self._loop.fleet.projects.knows_people(project, caller.subject)
+
     def _visible_to(self, caller: Caller) -> Visibility:
         return visible_to(caller, self._loop.fleet.projects)
 
@@ -75,7 +79,7 @@ class ProjectService:
         Raises:
             MooringsError: ``auth.denied``, ``project.*``, ``pool.unknown``.
         """
-        check_admin(caller, "change projects")
+        check_may_set_project(caller, project, version, self._loop.fleet.projects)
         saved = await self._loop.submit(SetProject(project, version))
         assert isinstance(saved, Project)
         return saved

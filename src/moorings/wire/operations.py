@@ -495,7 +495,7 @@ SET_PROJECT = Operation(
     "PUT",
     "/v1/projects/{project}",
     object_response("Project", ProjectBody),
-    ADMINS,
+    f"{ADMINS}; its members also the admins of the project",
     "auth.denied project.invalid project.unknown project.not_feasible project.exists project.changed pool.unknown",
     body=ProjectRequest,
     is_repeatable=False,  # the second one would find the result of the first

@@ -12,35 +12,38 @@ from moorings.api.route import Route
 from moorings.core.model.projects import Project
 from moorings.core.scheduling.quotas import ProjectQuota
 from moorings.wire import operations
-from moorings.wire.shapes import ProjectRequest
+from moorings.wire.shapes import ProjectBody, ProjectRequest
 
 
 async def list_projects(call: RequestContext) -> Response:
     """List projects, by name."""
     shown, after = call.page_request("projects").page_of(call.controller.projects.list_projects(call.caller), _name)
-    return await call.respond_list((project_body(project, call.caller) for project in shown), after)
+    return await call.respond_list((_body(call, project) for project in shown), after)
 
 
 def _name(project: Project) -> str:
     return project.name
 
 
+def _body(call: RequestContext, project: Project) -> ProjectBody:
+    return project_body(project, with_people=call.controller.projects.knows_people(call.caller, project))
+
+
 async def get_project(call: RequestContext) -> Response:
     """Show a project."""
-    return call.respond(
-        project_body(call.controller.projects.get_project(call.caller, call.path_value("project")), call.caller)
-    )
+    return call.respond(_body(call, call.controller.projects.get_project(call.caller, call.path_value("project"))))
 
 
 async def set_project(call: RequestContext) -> Response:
     """Make a project, or change it.
 
     The request holds all of it: what is left out has its default. With the `version` that was read the project is
-    changed, unless somebody else has changed it since; without one there must be none of that name.
+    changed, unless somebody else has changed it since; without one there must be none of that name. An admin of the
+    project changes its members, and leaves the rest as it was.
     """
     name, request = call.path_value("project"), call.parse_body(ProjectRequest)
     project = await call.controller.projects.set_project(call.caller, project_from(name, request), request.version)
-    return call.respond(project_body(project, call.caller))
+    return call.respond(_body(call, project))
 
 
 async def delete_project(call: RequestContext) -> Response:

@@ -211,7 +211,7 @@ FIELDS: dict[tuple[str, str], tuple[str, str]] = {
     ),
     ("ProjectRequest", "members"): (
         f"at most {MEMBERS_MAX:,} of at most {MEMBER_CHARS_MAX} characters",
-        "The subjects that may ask in its name, beside those of projects above it; without any, and without admins, everybody.",
+        "The subjects that may ask in its name, beside those of projects above it; without any or admins, everybody.",
     ),
     ("ProjectRequest", "admins"): (
         f"at most {MEMBERS_MAX:,} of at most {MEMBER_CHARS_MAX} characters",

@@ -116,7 +116,8 @@ def set_project(session: CommandContext, /, name: str, *, output: str | None, **
     """Change a project; what is not given stays as it is.
 
     A guarantee changes that of its own pool alone. Members and aliases that are given take the place of those before.
-    Where there is to be no guarantee, limit, member or alias, say none.
+    Where there is to be no guarantee, limit, member or alias, say none. Its own admins may change the members of a
+    project.
     """
     if not any(value is not None and value != () for value in values.values()):
         raise click.UsageError("nothing is to be changed")

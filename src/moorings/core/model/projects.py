@@ -92,8 +92,8 @@ class Project:
         waiting_max: with so many claims, or so many runs, pending in it and its children, users may add none; None: no
             limit.
         waiting_bytes_max: total size of the jobs of these runs, in bytes, at most; None: no limit.
-        members: the subjects that may use it, beside its ancestors' members; if none of these has members or admins, all
-            may.
+        members: the subjects that may use it, beside its ancestors' members; all may, if these have neither members nor
+            admins.
         admins: the subjects that may also end, pause and reorder what is in it and its children; each is a member, too.
         open: whether everybody sees what is in it and its children (``visibility``).
         aliases: its names in other schedulers: ``slurm/<cluster>/<account>``, ``kubernetes/<cluster>/<namespace>``.
@@ -264,6 +264,10 @@ class Projects:
         """Whether a subject is an admin of a project or of an ancestor."""
         known = map(self._by_name.get, self.lineage(project))
         return any(subject in one.admins for one in known if one is not None)
+
+    def knows_people(self, project: Project, subject: str) -> bool:
+        """Whether a subject may know who a project names: its own people, and the admins of its ancestors."""
+        return subject in self._members_and_admins(project.name) or self.is_admin(project.name, subject)
 
     def with_named(self, subject: str) -> frozenset[str]:
         """The projects that are open, or name the subject as a member or an admin, and all below these."""
@@ -479,6 +483,15 @@ def _check_numbers(project: Project) -> None:
             f"priority_max = {project.priority_max} of project {project.name!r} is out of range",
             f"use 0 to {PRIORITY_MAX}, or none",
         )
+
+
+def project_changed_error(name: str) -> MooringsError:
+    """The error for a change of a version of a project that is not the present one."""
+    return MooringsError(
+        "project.changed",
+        f"project {name} was changed or deleted meanwhile",
+        hint="look at it as it is now, then change it again",
+    )
 
 
 def _check_members(project: Project) -> None:

@@ -12,11 +12,11 @@ project would see its jobs for ever.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from moorings.core.model.access import Caller, Ownership, Role, check_owner_access
+from moorings.core.model.access import Caller, Ownership, Role, check_admin, check_owner_access
 from moorings.core.model.claims import Claim
-from moorings.core.model.projects import DEFAULT_PROJECT, Projects
+from moorings.core.model.projects import DEFAULT_PROJECT, Project, Projects, project_changed_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +101,22 @@ def check_may_manage(caller: Caller, of: Ownership, projects: Projects, action: 
     if caller.role is Role.USER and of.project is not None and projects.is_admin(of.project, caller.subject):
         return
     check_owner_access(caller, of.owner or "", of.subject or "", action)
+
+
+def check_may_set_project(caller: Caller, project: Project, version: int | None, projects: Projects) -> None:
+    """Check that the caller may save a project: an admin; or an admin of that project, if only its members change.
+
+    Raises:
+        MooringsError: ``auth.denied``, ``project.changed``.
+    """
+    known = projects.get(project.name)
+    if caller.role is not Role.USER or known is None or not projects.is_admin(known.name, caller.subject):
+        check_admin(caller, "change projects")
+        return
+    if version != known.version:  # what was compared below must be what the turn changes
+        raise project_changed_error(project.name)
+    if replace(project, members=known.members, version=known.version) != known:
+        check_admin(caller, f"change more of project {project.name} than its members")
 
 
 def _projects_seen_by(subject: str, projects: Projects) -> frozenset[str]:

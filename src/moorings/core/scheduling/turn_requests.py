@@ -32,7 +32,7 @@ from moorings.core.model.inputs import (
 )
 from moorings.core.model.partitions import Partition, PartitionEvent, PartitionState
 from moorings.core.model.policy import Policy
-from moorings.core.model.projects import Project, Projects, check_deletable, check_project
+from moorings.core.model.projects import Project, Projects, check_deletable, check_project, project_changed_error
 from moorings.core.model.reasons import Reason
 from moorings.core.model.serialization import to_plain
 from moorings.core.model.timestamps import Timestamp, add_seconds
@@ -205,11 +205,7 @@ def set_project(turn: TurnState, given: SetProject) -> Project:
             hint=f"'moor set project {project.name}' changes it",
         )
     if given.version is not None and (known is None or known.version != given.version):
-        raise MooringsError(
-            "project.changed",
-            f"project {project.name} was changed or deleted meanwhile",
-            hint="look at it as it is now, then change it again",
-        )
+        raise project_changed_error(project.name)
     check_project(project, projects, {name: state.pool for name, state in turn.fleet.pools.items()})
     project = replace(project, version=known.version + 1 if known is not None else 1)
     _save_project(turn, project.name, project, known)
