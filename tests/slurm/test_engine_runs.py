@@ -313,7 +313,7 @@ def test_a_run_of_somebody_else_is_neither_read_nor_cancelled(site: IpuSite, sta
     other = site.controller.ask("POST", "/v1/keys", {"subject": "bob", "role": "user"})[1]["secret"]
     for method, path in (("POST", "cancel"), ("GET", "logs")):
         status, told = site.controller.ask(method, f"/v1/runs/{run['id']}/{path}", key=other)
-        assert (status, told["code"]) == (403, "owner.denied")
+        assert (status, told["code"]) == (404, "run.unknown")
     process.send_signal(signal.SIGINT)
     finish(process)
 

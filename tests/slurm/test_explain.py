@@ -71,7 +71,8 @@ def test_a_user_without_a_key_reads_why_his_job_waits_and_of_nobody_elses(site: 
 
 def test_with_a_key_the_controller_is_asked(site: IpuSite, jobs: tuple[int, int]) -> None:
     first, second = jobs
-    key = site.controller.ask("POST", "/v1/keys", {"subject": f"ann{second}", "role": "viewer"})[1]["secret"]
+    wanted = {"subject": f"desk{second}", "role": "agent", "ownerPrefix": f"slurm/{site.name}"}  # which sees its claims
+    key = site.controller.ask("POST", "/v1/keys", wanted)[1]["secret"]
     until(lambda: "still held by" in explained(site, second, "games")[1])  # the agent has told of it
     site.end_agent()
     try:
