@@ -18,6 +18,7 @@ from moorings.core.model.access import Caller, Role
 from moorings.core.model.claims import Claim, ClaimSpec
 from moorings.core.model.policy import Policy
 from moorings.core.model.pools import parse_pools
+from moorings.core.model.projects import Project
 from moorings.core.model.timestamps import Timestamp
 from moorings.drivers.simulated.driver import SimulatedDriver
 from moorings.ports.store import Seq, Store
@@ -30,6 +31,7 @@ from tests.waiting import patient
 ADMIN = Caller("root", Role.ADMIN, "", "k1")
 ANN = Caller("ann", Role.USER, "user/ann", "k2")
 BOB = Caller("bob", Role.USER, "user/bob", "k3")
+EVE = Caller("eve", Role.USER, "user/eve", "k4")  # of no project
 
 POD16 = """
 [[pool]]
@@ -89,6 +91,11 @@ class Rig:
             ANN, spec, name=None, owner=None, key=None, wait_s=patient(wait_s), until=until
         )
         return view.claim
+
+    async def shared_project(self) -> str:
+        """A project of ann's and bob's: each sees what the other has there, and is still not its owner."""
+        project = Project(name="team", members=("ann", "bob"))
+        return (await self.controller.projects.set_project(ADMIN, project, None)).name
 
     async def release(self, claim: Claim, wait_s: float = 10) -> Claim:
         return (await self.controller.release_claim(ANN, claim.id, wait_s=patient(wait_s))).claim

@@ -105,7 +105,8 @@ async def test_the_memory_of_the_management_node_is_what_compiles_wait_for(rig: 
 
 async def test_a_workflow_has_one_priority_and_p0_is_for_admins(rig: Rig) -> None:
     blocker = await start(rig, EXECUTE, "sleep", "1000", systems=4, caller=ADMIN, priority=-5, workflow=OTHER)
-    run = await start(rig, EXECUTE, systems=4)
+    team = await rig.shared_project()
+    run = await start(rig, EXECUTE, systems=4, project=team)
     assert priority_of(rig, run) == -299
     for caller, ident, priority, code in (
         (ANN, run.id, -99, "priority.denied"),
@@ -124,11 +125,11 @@ async def test_a_workflow_has_one_priority_and_p0_is_for_admins(rig: Rig) -> Non
     view = await rig.controller.runs.set_run_priority(ADMIN, run.id, -50)
     assert view.claim is not None
     assert view.claim.spec.priority == -50
-    later = await start(rig, EXECUTE, systems=4)
+    later = await start(rig, EXECUTE, systems=4, project=team)
     assert priority_of(rig, later) == -50, "what its workflow has by now"
     await rig.controller.runs.set_run_priority(ANN, later.id, -399)
     assert (priority_of(rig, run), priority_of(rig, later)) == (-399, -399)
-    overtaking = await start(rig, EXECUTE, systems=4, workflow="wflow-" + "d" * 22)
+    overtaking = await start(rig, EXECUTE, systems=4, workflow="wflow-" + "d" * 22, project=team)
     await rig.controller.runs.cancel_run(ADMIN, blocker.id, wait_s=patient(30))
     ended = [await end(rig, one) for one in (overtaking, run, later)]
     claims = [(await rig.controller.get_claim(ADMIN, one.claim or "")).claim for one in ended]
@@ -140,7 +141,8 @@ async def test_a_workflow_has_one_priority_and_p0_is_for_admins(rig: Rig) -> Non
 
 
 async def test_a_reservation_keeps_the_systems_between_jobs_and_goes_with_its_lease(rig: Rig) -> None:
-    spec = ClaimSpec(kind="csx", size=2, resources={"memory": 32 * GIB}, lease_s=30.0)
+    team = await rig.shared_project()
+    spec = ClaimSpec(kind="csx", size=2, resources={"memory": 32 * GIB}, lease_s=30.0, project=team)
     kept = (await rig.controller.create_claim(ANN, spec, name=None, owner=None, key=None, wait_s=patient(30))).claim
     assert kept.state is ClaimState.READY
     with pytest.raises(MooringsError) as refused:
@@ -181,7 +183,8 @@ async def test_a_client_that_is_gone_loses_its_job_and_one_that_is_heard_does_no
 
 
 async def test_labels_are_changed_and_found(rig: Rig) -> None:
-    run = await start(rig, EXECUTE, "sleep", "1000", labels={"team": "nlp", "exp": "a_b"})
+    team = await rig.shared_project()
+    run = await start(rig, EXECUTE, "sleep", "1000", labels={"team": "nlp", "exp": "a_b"}, project=team)
     twin = await start(rig, EXECUTE, "sleep", "1000", labels={"team": "nlp", "exp": "axb"}, workflow=OTHER)
 
     async def found(**labels: str) -> list[str]:

@@ -21,7 +21,7 @@ from moorings.drivers.simulated.faults import Fault, FaultKind, VendorCall
 from moorings.ports.store import Changes, PageQuery, Seq
 from moorings.testing.builders import NEW, a_claim
 from moorings.workloads.runs import RunPhase, RunState
-from tests.e2e.rig import ADMIN, ANN, BOB, Rig, job, running
+from tests.e2e.rig import ADMIN, ANN, BOB, EVE, Rig, job, running
 from tests.waiting import patient
 
 
@@ -107,7 +107,7 @@ async def test_a_wait_that_runs_out_answers_with_what_there_is_and_leaves_nothin
 
 
 async def test_who_may_do_what(rig: Rig) -> None:
-    claim = await rig.claim(1)
+    claim = await rig.claim(1, project=await rig.shared_project())
     for attempt in (
         rig.controller.release_claim(BOB, claim.id),
         rig.controller.get_binding(BOB, claim.id),
@@ -132,16 +132,25 @@ async def test_claims_of_local_runs_are_the_controller_s(rig: Rig) -> None:
 
 
 async def test_nobody_acts_on_leases_runs_or_output_of_another(rig: Rig) -> None:
-    leased = await rig.claim(16, lease_s=600.0)
-    waiting = (await rig.controller.runs.create_run(ANN, job("true"))).run
+    team = await rig.shared_project()
+    leased = await rig.claim(16, lease_s=600.0, project=team)
+    waiting = (await rig.controller.runs.create_run(ANN, job("true", project=team))).run
     for attempt in (
         lambda: rig.controller.renew_claim(BOB, leased.id),
-        lambda: rig.controller.runs.logs(BOB, waiting.id, task=None, follow=False),
+        lambda: rig.controller.yield_claim(BOB, leased.id, ""),
+        lambda: rig.controller.record_checkpoint(BOB, leased.id),
         lambda: rig.controller.runs.cancel_run(BOB, waiting.id),
+        lambda: rig.controller.runs.pause_run(BOB, waiting.id),
+        lambda: rig.controller.runs.resume_run(BOB, waiting.id),
+        lambda: rig.controller.runs.set_run_priority(BOB, waiting.id, -9),
+        lambda: rig.controller.runs.label_run(BOB, waiting.id, {"a": "b"}),
     ):
         with pytest.raises(MooringsError) as refused:
             await attempt()
         assert refused.value.code == "owner.denied"
+    with pytest.raises(MooringsError) as refused:
+        await rig.controller.runs.logs(EVE, waiting.id, task=None, follow=False)
+    assert refused.value.code == "run.unknown"
     assert rig.assembly.loop.runs.by_id[waiting.id].state is RunState.WAITING
     await rig.controller.runs.cancel_run(ANN, waiting.id, wait_s=patient(20))
 
@@ -169,8 +178,9 @@ async def test_a_name_that_could_be_an_id_is_refused(rig: Rig) -> None:
 
 
 async def test_a_job_s_name_reaches_the_caller_s_own_run(rig: Rig) -> None:
-    mine = await rig.controller.runs.create_run(ANN, job("sleep", "1000"))
-    theirs = await rig.controller.runs.create_run(BOB, job("sleep", "1000"))
+    team = await rig.shared_project()
+    mine = await rig.controller.runs.create_run(ANN, job("sleep", "1000", project=team))
+    theirs = await rig.controller.runs.create_run(BOB, job("sleep", "1000", project=team))
     await rig.until(lambda: rig.assembly.loop.runs.by_id[mine.run.id].state is RunState.RUNNING)
     gone = await rig.controller.runs.cancel_run(ANN, "job", wait_s=patient(20))
     assert gone.run.id == mine.run.id
@@ -478,7 +488,7 @@ async def test_cancelling_while_waiting_and_while_running(rig: Rig) -> None:
     assert refused.value.code == "claim.held_by_run"
     with pytest.raises(MooringsError) as refused:
         await rig.controller.runs.cancel_run(BOB, going.run.id)
-    assert refused.value.code == "owner.denied"
+    assert refused.value.code == "run.unknown"
     ended = await rig.controller.runs.cancel_run(ANN, going.run.id, wait_s=patient(20))
     assert ended.run.state is RunState.CANCELLED
     await rig.nothing_left()
@@ -486,7 +496,8 @@ async def test_cancelling_while_waiting_and_while_running(rig: Rig) -> None:
 
 async def test_a_job_is_stopped_though_that_cannot_be_saved(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full disk, which its output may have filled: its processes end, and nothing is removed before that is saved."""
-    going = (await rig.controller.runs.create_run(ANN, job("sleep", "1000"))).run
+    team = await rig.shared_project()
+    going = (await rig.controller.runs.create_run(ANN, job("sleep", "1000", project=team))).run
     await rig.until(lambda: rig.assembly.loop.runs.by_id[going.id].state is RunState.RUNNING)
 
     def full(*_: object) -> None:
@@ -565,7 +576,7 @@ async def test_a_partition_under_a_run_is_not_reset(rig: Rig) -> None:
     assert refused.value.code == "claim.held_by_run"
     with pytest.raises(MooringsError) as refused:
         await rig.controller.runs.logs(BOB, view.run.id, task=None, follow=False)
-    assert refused.value.code == "owner.denied"
+    assert refused.value.code == "run.unknown"
     await rig.controller.runs.cancel_run(ANN, view.run.id, wait_s=patient(20))
 
 

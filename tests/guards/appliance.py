@@ -90,7 +90,7 @@ APPLIANCE_JOBS: tuple[Guard, ...] = (
         what="only its subject or an admin changes a run's priority",
         file="controller/run_service.py",
         at="RunService.set_run_priority",
-        cut='check_owner_access(caller, f"local/{run.id}", run.subject, "change the priority of a run")',
+        cut='self._check_may_manage(caller, run, "change the priority of a run")',
         put="",
         tests=(f"{RUNS}test_a_workflow_has_one_priority_and_p0_is_for_admins",),
     ),

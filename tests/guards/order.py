@@ -159,7 +159,7 @@ ORDER = (
         what="a run's name reaches the caller's own run",
         file="controller/run_service.py",
         at="RunService._find_run",
-        cut="caller.subject if caller is not None else None",
+        cut="caller.subject if among_own else None",
         put="None",
         tests=(f"{CONTROLLER}test_a_job_s_name_reaches_the_caller_s_own_run",),
     ),
