@@ -66,7 +66,7 @@ def test_a_queue_is_told_and_waited_for(controller: ControllerProcess) -> None:
     assert [job["owner"] for job in answers[0][1]["jobs"]] == ["slurm/baltic/2/cafe"]
 
 
-def test_everybody_reads_what_waits_there_and_why(controller: ControllerProcess) -> None:
+def test_who_sees_its_jobs_reads_what_waits_there_and_why(controller: ControllerProcess) -> None:
     """No words like the agent's name: it is nobody."""
     assert controller.ask("GET", "/v1/queues")[1]["items"] == []
     holder = {"size": 16, "owner": "slurm/baltic/7/cafe"}
@@ -74,7 +74,7 @@ def test_everybody_reads_what_waits_there_and_why(controller: ControllerProcess)
     key = controller.ask("POST", "/v1/keys", agent)[1]["secret"]
     assert controller.ask("POST", "/v1/claims?wait=20s", holder, key=key)[1]["state"] == "READY"
     assert controller.ask("POST", "/v1/queues", {"queue": "slurm/baltic", "jobs": jobs(16, 8)}, key=key)[0] == 200
-    reader = controller.ask("POST", "/v1/keys", {"subject": "ann", "role": "viewer"})[1]["secret"]
+    reader = controller.ask("POST", "/v1/keys", {**agent, "subject": "desk"})[1]["secret"]
     status, told = controller.ask("GET", "/v1/queues", key=reader)
     assert (status, [queue["queue"] for queue in told["items"]]) == (200, ["slurm/baltic"])
     first, second = (job["reason"]["message"] for job in told["items"][0]["jobs"])
@@ -84,6 +84,10 @@ def test_everybody_reads_what_waits_there_and_why(controller: ControllerProcess)
     shown = moor(controller, "describe", "pool", "pod16", key=reader)
     assert f"  job 1 on slurm/baltic, 16 devices: {first}\n" in shown
     assert f"  job 2 on slurm/baltic, 8 devices: {second}\n" in shown
+    viewer = controller.ask("POST", "/v1/keys", {"subject": "ann", "role": "viewer"})[1]["secret"]
+    shown = moor(controller, "describe", "pool", "pod16", key=viewer)
+    assert "(hidden), 16 devices: devices 0-15 of pod16 are kept for it, still held by another job of 16" in shown
+    assert "on slurm/baltic" not in shown
     controller.ask("POST", "/v1/queues", {"queue": "slurm/baltic", "jobs": [{**jobs(1)[0], "pool": "pod16"}]}, key=key)
     assert "job 1 on slurm/baltic, 1 devices" in moor(controller, "describe", "pool", "pod16", key=reader)
 
