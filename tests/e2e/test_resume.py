@@ -194,7 +194,7 @@ async def test_a_new_run_begins_from_an_earlier_ones_checkpoint(rig: Rig, tmp_pa
     for caller, more, code in (
         (BOB, {"resume_from": "step-6.pt"}, "checkpoint.invalid"),  # torn
         (BOB, {"resume_from": "step-7.pt"}, "checkpoint.invalid"),  # not there
-        (ANN, {}, "owner.denied"),
+        (ANN, {}, "run.unknown"),
     ):
         with pytest.raises(MooringsError) as refused:
             await rig.controller.runs.create_run(caller, wanted, resume=first.id, **more)
