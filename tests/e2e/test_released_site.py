@@ -219,4 +219,5 @@ def test_moor_reads_what_a_release_wrote_for_its_user(site: ControllerProcess, r
     assert "ann" in moor("pki", "show")
     assert "csctl" in moor("wafer", "install-csctl", str(home / "bin")), "it knows its own file again"
     given["MOORINGS_ACCESS_KEY"] = json.loads((home / "ann.json").read_text())["secret"]
-    assert "kept" in moor("get", "claims")
+    assert "pod" in moor("get", "pools")
+    assert moor("get", "claims") == "", "a key of that release sees what its subject sees now, and this is another's"
