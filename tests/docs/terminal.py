@@ -76,7 +76,8 @@ class Terminal:
 
     def _environment(self) -> dict[str, str]:
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        return {"HOME": str(self.home), "PATH": path, "LANG": "C.UTF-8", "USER": "ann", "TZ": "UTC"}
+        variables = {"HOME": str(self.home), "PATH": path, "LANG": "C.UTF-8", "USER": "ann", "TZ": "UTC"}
+        return variables | {"MOORINGS_JOBS_AS_ROOT": "true"}  # a page's reader is not root, and we may be
 
     def run(self, command: str) -> tuple[list[str], int]:
         """What a command prints, and its exit code; `$?` is that of the command before."""

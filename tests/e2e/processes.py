@@ -73,6 +73,7 @@ class ControllerProcess:
             *(as_user if self.user else ()),
             *(sys.executable, "-m", "moorings.app.controller", "--data", str(self.data), "--port", str(self.port)),
             *("--pools", str(self.folder / "pools.toml"), "--credentials", str(self.credentials), *self.flags),
+            *(() if self.user or self.code else ("--jobs-as-root",)),  # the tests' people are keys, and we may be root
         ]
 
     def environment(self) -> dict[str, str]:

@@ -98,6 +98,7 @@ async def serve(settings: Settings, arguments: Sequence[str] = ()) -> None:
                 led = bool(store.get_leader().epoch)
                 shared.check_installation(store.installation(), led=led, local_runs=settings.local_runs)
             clock = SystemClock()
+            is_root = settings.local_runs and settings.sockets is None and os.geteuid() == 0
             machine = read_machine(settings)
             pepper = shared.pepper()
             mark = LogPositionFile(shared.path, store.installation())
@@ -123,6 +124,7 @@ async def serve(settings: Settings, arguments: Sequence[str] = ()) -> None:
                     local_runs=settings.local_runs,
                     machine=machine,
                     sockets=settings.sockets,
+                    admins_only=is_root and not settings.jobs_as_root,
                     output_bytes_max=settings.output_bytes_max,
                     key_lifetime_s=settings.key_lifetime_days * DAY_S,
                     slurm=settings.slurm,
@@ -137,8 +139,9 @@ async def serve(settings: Settings, arguments: Sequence[str] = ()) -> None:
                 if settings.credentials is not None:
                     await ensure_admin(keys, settings.credentials, settings.context, url, settings.tls_cert)
                 folder.write_address(url)
-                if settings.local_runs and settings.sockets is None and os.geteuid() == 0:
-                    detail = "every job of this machine is root's, of any key: 'moor up --system' is for people"
+                if is_root:
+                    who = "every key, and so all who have one are root" if settings.jobs_as_root else "admins only"
+                    detail = f"jobs of this machine run as root, for {who}: 'moor up --system' is for people"
                     log.warning("controller.root", extra={"detail": detail})
                 log.info("controller.started", extra={"version": __version__, "url": url, "data": str(settings.data)})
                 kept = MaintenanceContext(

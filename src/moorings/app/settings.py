@@ -39,7 +39,7 @@ _NUMBERS = (
     "key_lifetime_days",
     "cpus",
 )
-_BOOLEANS = ("reserve", "local_runs", "plain_http")
+_BOOLEANS = ("reserve", "local_runs", "jobs_as_root", "plain_http")
 _DATABASE = re.compile(r"postgres(ql)?://\S+")
 _ADVERTISED = re.compile(r"https?://[^\s/?#]+")
 _PORT = re.compile(r"[0-9]{1,5}")
@@ -85,6 +85,13 @@ class Settings:
     memory: str = field(default="", metadata={})
     """Memory of this machine for its jobs, likewise, as ``200G``; leave some for the system. ``0``: it is not counted.
     Default: the machine's whole memory.
+    """
+
+    jobs_as_root: bool = field(
+        default=False, metadata={"flag": "--jobs-as-root", "environment": "MOORINGS_JOBS_AS_ROOT"}
+    )
+    """For a controller that root has started without ``sockets``: whether people with ``user`` keys may start jobs of
+    this machine, too. All of them are root's processes, so each of these people is root. Default: only admins may.
     """
 
     sockets: Path | None = field(default=None, metadata={"flag": "--sockets"})
@@ -268,7 +275,8 @@ def read_settings(
     for item in fields(Settings):
         variable = str(item.metadata.get("environment", ""))
         if environment.get(variable):
-            values[item.name] = _check_value(item.name, environment[variable], variable)
+            value = _check_value(item.name, environment[variable], variable)
+            values[item.name] = value.lower() == "true" if item.name in _BOOLEANS else value
     for name, value in flags.items():
         values[name] = value if isinstance(value, bool) else _check_value(name, value, flag_of[name])
     return replace(_settings(values, at), **engines)
@@ -321,6 +329,8 @@ def _check_value(name: str, value: str, origin: str) -> str:
         problem, hint = f"log format {value[:20]!r} is not known", f"use {' or '.join(LOG_FORMATS)}"
     elif name in _NUMBERS and not _NUMBER.fullmatch(value):
         problem, hint = f"{name} {value[:20]!r} is no whole number", "write a number; 0 switches it off"
+    elif name in _BOOLEANS and value.lower() not in ("true", "false"):
+        problem, hint = f"{name} {value[:20]!r} is neither true nor false", "write true or false"
     elif name == "key_lifetime_days" and int(value) > LIFETIME_DAYS_MAX:
         problem, hint = f"{name} {value[:20]!r} is too long", f"write {LIFETIME_DAYS_MAX} at most, or 0: never"
     elif name == "memory" and value and not _is_size(value):
@@ -364,6 +374,7 @@ def _settings(values: Mapping[str, str | int | bool], at: Path) -> Settings:
         sockets=paths.get("sockets"),
         archive=paths.get("archive"),
         local_runs=bool(values.get("local_runs", True)),
+        jobs_as_root=bool(values.get("jobs_as_root", False)),
         cpus=int(text["cpus"]) if "cpus" in text else None,
         memory=text.get("memory", ""),
         advertise=text.get("advertise", "").rstrip("/"),

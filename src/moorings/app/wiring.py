@@ -222,6 +222,7 @@ async def assemble(
     local_runs: bool = True,
     machine: Mapping[str, int] | None = None,
     sockets: Path | None = None,
+    admins_only: bool = False,
     output_bytes_max: int = 0,
     key_lifetime_s: float = 0.0,
     slurm: SlurmEngineSettings | None = None,
@@ -243,6 +244,7 @@ async def assemble(
         local_runs: whether jobs run as processes of this machine.
         machine: the CPUs and bytes of memory that it gives to its jobs; what is 0 or missing is not counted.
         sockets: of the root daemon that starts these as their people; None: they are this user's.
+        admins_only: whether only admins may start such jobs, because this controller is root.
         output_bytes_max: the limit for all tasks' logs of one such job together; 0: no limit.
         key_lifetime_s: of new access keys without a given lifetime; 0: they never expire.
         slurm: the cluster for submitted jobs; None: there is none.
@@ -295,6 +297,7 @@ async def assemble(
             installation=installation,
             people=MachinePeople().find_caller if sockets is not None else None,
             handed_in=("local",) if sockets is not None else (),
+            admins_only=("local",) if admins_only else (),
         )
         await loop.load()
         undo.pop_all()

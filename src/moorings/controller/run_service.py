@@ -53,6 +53,7 @@ class RunService:
 
     Args:
         handed_in: the engines that start only what people have handed in to this machine's root daemon.
+        admins_only: the engines that start jobs of admins only: theirs would be root's.
     """
 
     def __init__(
@@ -63,13 +64,14 @@ class RunService:
         ids: Ids,
         reasons: ReasonService,
         handed_in: Collection[str] = (),
+        admins_only: Collection[str] = (),
     ) -> None:
         self._loop = loop
         self._store = store
         self._engines = engines
         self._ids = ids
         self._reasons = reasons
-        self._handed_in = handed_in
+        self._handed_in, self._admins_only = handed_in, admins_only
         self._follower: RecordFollower[Run] = RecordFollower(lambda run: loop.runs.by_id.get(run.id), store.get_run)
         loop.subscribe(lambda change: self._follower.wake(change.runs, is_reload=change.is_reload))
 
@@ -111,7 +113,7 @@ class RunService:
                 hint += f"; a table [{engine}] in the controller's settings adds this one"
             raise MooringsError("engine.unknown", f"there is no engine {engine[:40]!r}", hint=hint)
         notes = tuple(self._engines[engine].check_job(check_job(job)))
-        self._check_spool_entry(caller, engine, spool_entry)
+        self._check_person(caller, engine, spool_entry)
         ident = RunId(self._ids.new("run" if job.appliance is None else "wsjob"))
         use = None
         if key is not None:
@@ -148,12 +150,16 @@ class RunService:
     def _visible_to(self, caller: Caller) -> Visibility:
         return visible_to(caller, self._loop.fleet.projects)
 
-    def _check_spool_entry(self, caller: Caller, engine: str, entry: str | None) -> None:
-        """Check that a job was handed in where it must be, and by the caller.
+    def _check_person(self, caller: Caller, engine: str, entry: str | None) -> None:
+        """Check that the job would be no other user's: where it must be handed in, it was, and by the caller.
 
         Raises:
             MooringsError: ``engine.rejected``, ``job.invalid``, ``owner.denied``.
         """
+        if engine in self._admins_only and caller.role is not Role.ADMIN:
+            detail = "this controller was started by root, as root would the job run: only admins start some here"
+            hint = "people share a machine with 'moor up --system'; 'moor up' as yourself is for yourself alone"
+            raise MooringsError("engine.rejected", detail, hint=hint)
         if entry is None:
             if engine in self._handed_in:
                 detail = "a job of this machine runs as its person, who must hand it in"

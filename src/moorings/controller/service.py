@@ -91,7 +91,7 @@ class Controller:
 
     Args:
         people: finds the caller with a uid of this machine; None: only holders of access keys are known.
-        handed_in: as in ``RunService``.
+        handed_in, admins_only: as in ``RunService``.
     """
 
     def __init__(
@@ -107,6 +107,7 @@ class Controller:
         installation: str,
         people: Callable[[int], Awaitable[Caller]] | None = None,
         handed_in: Collection[str] = (),
+        admins_only: Collection[str] = (),
     ) -> None:
         self._loop = loop
         self._store = store
@@ -119,7 +120,7 @@ class Controller:
         self.queues = QueueService(loop, clock)
         self.projects = ProjectService(loop, clock)
         self._reasons = ReasonService(loop, hardware, clock)
-        self.runs = RunService(loop, store, engines, ids, self._reasons, handed_in)
+        self.runs = RunService(loop, store, engines, ids, self._reasons, handed_in, admins_only)
         self._doctor = Doctor(loop, store, clock, hardware.stray_partitions)
         self._claims = ClaimReader(loop, store, self._reasons)
 

@@ -313,3 +313,11 @@ def test_a_controller_is_reached_with_or_without_tls(address):
 @pytest.mark.parametrize("address", ["ftp://one", "one:8090", "https://", "https://one/path?x", "javascript:x"])
 def test_an_address_of_another_kind_is_refused(address):
     assert "https://host:port" in refused(["--advertise", address]).hint
+
+
+def test_a_switch_is_true_or_false_in_the_environment(config):
+    for value, chosen in (("true", True), ("false", False), ("", True)):
+        environment = {"HOME": "/home/ann", "MOORINGS_JOBS_AS_ROOT": value}
+        assert read_settings(config("jobs_as_root = true"), environment).jobs_as_root is chosen
+    error = refused([], {"MOORINGS_JOBS_AS_ROOT": "1"})
+    assert str(error) == "MOORINGS_JOBS_AS_ROOT: jobs_as_root '1' is neither true nor false"

@@ -31,9 +31,10 @@ def data(tmp_path, monkeypatch):
 
 
 def test_a_controller_comes_up_once_and_goes_down(data):
-    code, out, _ = moor("up", "--port", "0")
+    code, out, err = moor("up", "--port", "0")
     running = processes.find_running(data)
     assert running is not None
+    assert ("moor up --system" in err) == (os.geteuid() == 0), "jobs would be root's, for admins only"
     assert (code, out) == (0, f"controller started: {running.url} (process {running.pid}, data in {data})\n")
     credentials = Path.home() / ".config" / "moorings" / "credentials.toml"
     assert credentials.stat().st_mode & 0o777 == 0o600

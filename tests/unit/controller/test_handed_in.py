@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import cast
 
@@ -36,10 +36,11 @@ class Nothing:
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Callable[..., RunService]:
-    def make(*handed_in: str) -> RunService:
+    def make(*handed_in: str, admins_only: Collection[str] = ()) -> RunService:
         nothing = Nothing()
         loop, store, reasons = cast("TurnLoop", nothing), cast("Store", nothing), cast("ReasonService", nothing)
-        return RunService(loop, store, {"local": LocalEngine(tmp_path, SystemClock())}, RandomIds(), reasons, handed_in)
+        engines = {"local": LocalEngine(tmp_path, SystemClock())}
+        return RunService(loop, store, engines, RandomIds(), reasons, handed_in, admins_only)
 
     return make
 
@@ -62,18 +63,28 @@ def test_what_somebody_else_handed_in_starts_nothing(
     serve: Callable[..., RunService], caller: Caller, entry: str | None, code: str
 ) -> None:
     with pytest.raises(MooringsError) as refused:
-        serve("local")._check_spool_entry(caller, "local", entry)
+        serve("local")._check_person(caller, "local", entry)
     assert refused.value.code == code
 
 
 def test_ones_own_is_taken(serve: Callable[..., RunService]) -> None:
-    serve("local")._check_spool_entry(ANN, "local", f"61001-{TAIL}")
+    serve("local")._check_person(ANN, "local", f"61001-{TAIL}")
 
 
 def test_where_nothing_is_handed_in_an_entry_is_a_mistake(serve: Callable[..., RunService]) -> None:
     with pytest.raises(MooringsError) as refused:
-        serve()._check_spool_entry(ANN, "local", f"61001-{TAIL}")
+        serve()._check_person(ANN, "local", f"61001-{TAIL}")
     assert refused.value.code == "job.invalid"
+
+
+def test_a_controller_that_root_has_started_runs_the_jobs_of_admins_only(serve: Callable[..., RunService]) -> None:
+    service = serve(admins_only=("local",))
+    with pytest.raises(MooringsError) as refused:
+        service._check_person(ANN_BY_KEY, "local", None)
+    assert refused.value.code == "engine.rejected"
+    assert "moor up --system" in refused.value.hint
+    service._check_person(Caller("root", Role.ADMIN, "", "k2"), "local", None)
+    service._check_person(ANN_BY_KEY, "slurm", None)
 
 
 async def test_it_is_refused_before_there_is_a_run(serve: Callable[..., RunService]) -> None:

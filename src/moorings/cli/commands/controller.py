@@ -119,6 +119,8 @@ def up(
     running = _start_and_wait(session, launch, limit_s)
     progress.clear()
     session.console.print_line(f"controller started: {running.url} (process {running.pid}, data in {folder})")
+    if os.geteuid() == 0 and not session.environment.get("MOORINGS_JOBS_AS_ROOT"):
+        session.console.info("Its jobs run as root. For a machine with several people: moor up --system")
     _report_access(session, running.url, system=system)
     return 0
 
