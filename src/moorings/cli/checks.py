@@ -58,6 +58,17 @@ def check_transport(secure: bool, host: str) -> Finding:
     return Finding("transport", WARN, f"plain http to {host}: the access key travels in the clear", "use https://")
 
 
+def check_login(files: Sequence[str], opened: Sequence[str]) -> Finding:
+    """Whether this login opens device files that are closed to all but the jobs that were given them."""
+    check = "devices.logins"
+    if opened:
+        fix = "close them to logins and cron, too: see 'Device files' in docs/how-to/share-one-machine.md"
+        return Finding(check, FAIL, f"this login opens {join_first(opened, SHOWN_MAX)}, which belong to jobs", fix)
+    if not files:
+        return Finding(check, PASS, "this machine has no device files that belong to jobs")
+    return Finding(check, PASS, f"{len(files)} device files that belong to jobs do not open here")
+
+
 def check_version(version: VersionBody) -> Finding:
     """Whether the command and the controller speak the same API, and their releases are close."""
     if version.api_version != API_VERSION:

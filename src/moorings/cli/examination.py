@@ -6,6 +6,7 @@ So a controller that sends slowly, a disk that hangs and a silent name server co
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -16,10 +17,12 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from moorings.cli import machine
 from moorings.cli.checks import (
     check_clock,
     check_credentials,
     check_devices,
+    check_login,
     check_pools,
     check_transport,
     check_version,
@@ -34,6 +37,8 @@ from moorings.core.model.timestamps import DAY_S
 from moorings.doctor.findings import FAIL, PASS, SKIP, Finding, failed_finding, parse_finding, skipped_findings
 from moorings.doctor.threads import run_concurrently
 from moorings.pki.checks import check_certificate_expiry, check_client_certificate
+from moorings.privileged import places
+from moorings.privileged.devices import PATTERNS_FILE, closed_files, read_patterns
 from moorings.terminal.configuration import Configuration, credentials_file, data_folder
 from moorings.terminal.context import CommandContext
 from moorings.wire.codec import decode, parse_time
@@ -48,9 +53,10 @@ _NEEDS_CONFIGURATION = ("version", "ready", "clock", "inside", "pools", "devices
 
 def examine(session: CommandContext, data: Path | None = None, limit_s: float = ALL_S) -> list[Finding]:
     """The findings, within ``limit_s`` seconds; ``data`` is the data folder of a controller on this machine."""
-    folder = data or data_folder(session.environment)
+    folder = data or _usual_folder(session)
     sides: dict[str, Callable[[], Iterator[Finding]]] = {
         "configuration": lambda: _check_configuration(session),
+        "devices.logins": _check_login,
         "controller": lambda: _check_controller(session),
         "host": lambda: _check_host(folder),
     }
@@ -120,6 +126,27 @@ def _check_server_certificate(session: CommandContext) -> Finding:
     )
 
 
+def _check_login() -> Iterator[Finding]:
+    """Yields nothing where no root daemon has run: then no device file belongs to jobs."""
+    if not places.SOCKETS.is_dir():
+        return
+    try:
+        files = closed_files(read_patterns())
+    except (OSError, ValueError) as error:
+        yield Finding("devices.logins", SKIP, f"{PATTERNS_FILE} cannot be read: {error}", "run it as root")
+        return
+    yield check_login(files, [path for path in files if _opens(path)])
+
+
+def _opens(path: str) -> bool:
+    """Whether this process may open a device file, if its device is there or not."""
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
+    except OSError as error:
+        return error.errno not in (errno.EPERM, errno.EACCES, errno.ENOENT)
+    return True
+
+
 # -- the controller ----------------------------------------------------------------------------------------------------
 
 
@@ -176,6 +203,13 @@ def _run_check(check: str, find: Callable[[], Iterable[Finding]]) -> Iterator[Fi
 # -- its machine -------------------------------------------------------------------------------------------------------
 
 
+def _usual_folder(session: CommandContext) -> Path:
+    """For root the shared machine's, if its daemon runs."""
+    if os.geteuid() == 0 and machine.find_daemon() is not None:
+        return places.DATA
+    return data_folder(session.environment)
+
+
 def build_host_doctor(data: Path) -> list[str]:
     """The command that checks a controller's machine."""
     return [sys.executable, "-m", "moorings.app.doctor", "--data", str(data)]
@@ -187,7 +221,11 @@ def _check_host(data: Path) -> Iterator[Finding]:
         yield Finding("host", SKIP, f"there is no {data}: no controller runs here", "'--data' names another")
         return
     with subprocess.Popen(
-        build_host_doctor(data), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        build_host_doctor(data),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        **machine.as_owner_of(data),
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from moorings.cli.processes import LOOK_AGAIN_S, find_lock_holders, last_lines, open_log
 from moorings.client.error_text import format_cause
@@ -127,6 +128,22 @@ def become_controller(data: Path) -> None:
     os.setresuid(account.pw_uid, account.pw_uid, account.pw_uid)
     os.environ.clear()
     os.environ |= {"PATH": PATH, "HOME": str(data), "LANG": "C.UTF-8", "USER": account.pw_name}
+
+
+def as_owner_of(folder: Path) -> dict[str, Any]:
+    """How to start a process (``subprocess.Popen``) as the owner of a folder: nothing to add unless this is root.
+
+    Raises:
+        MooringsError: ``config.invalid``: the owner has no account.
+    """
+    if os.geteuid() != 0 or not folder.is_dir() or (owner := folder.stat().st_uid) == 0:
+        return {}
+    try:
+        account = pwd.getpwuid(owner)
+    except KeyError:
+        raise MooringsError("config.invalid", f"{folder} belongs to user {owner}, who has no account") from None
+    environment = {"PATH": PATH, "HOME": account.pw_dir, "LANG": "C.UTF-8", "USER": account.pw_name}
+    return {"user": owner, "group": account.pw_gid, "extra_groups": (), "env": environment, "cwd": "/"}
 
 
 def _answers() -> bool:

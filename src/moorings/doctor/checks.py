@@ -27,6 +27,7 @@ CHECKS: dict[str, str] = {
     "pools": "there are pools, and each one's hardware can be reached",
     "devices.service": "every device is in service",
     "devices.foreign": "no device is in a partition that was made outside Moorings",
+    "devices.logins": "on a machine that people share, a login opens no device file that belongs to jobs",
     # checked by the controller
     "inside": "the controller lets you look into it (for admins) and answers in time",
     "laws": "the records in memory keep the laws",

@@ -13,7 +13,7 @@ import fnmatch
 import os
 import stat
 import struct
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,13 +63,22 @@ def device_access(patterns: Sequence[str], given: Collection[str]) -> DeviceAcce
         Refused: ``device.unknown``: one of them is no device file that belongs to jobs.
     """
     numbers = dict(_character_devices())
-    closed = {path for path in numbers if any(fnmatch.fnmatchcase(path, each) for each in patterns)}
+    closed = _matching(numbers, patterns)
     if unknown := sorted(set(given) - closed):
         hint = f"{PATTERNS_FILE} names those that do"
         raise Refused("device.unknown", f"{unknown[0][:200]!r} is no device file that belongs to jobs", hint)
     majors = frozenset(numbers[path][0] for path in closed)
     others = {at for at in numbers.values() if at[0] in majors} - {numbers[path] for path in closed}
     return DeviceAccess(majors, frozenset(others | {numbers[path] for path in given}))
+
+
+def closed_files(patterns: Sequence[str]) -> list[str]:
+    """The device files of this machine that belong to jobs."""
+    return sorted(_matching(dict(_character_devices()), patterns))
+
+
+def _matching(paths: Iterable[str], patterns: Sequence[str]) -> set[str]:
+    return {path for path in paths if any(fnmatch.fnmatchcase(path, each) for each in patterns)}
 
 
 def _character_devices() -> Iterator[tuple[str, tuple[int, int]]]:

@@ -74,3 +74,16 @@ def test_nobody_is_told_to_remove_what_carries_our_mark():
     assert "1 are in partitions that no record knows: spared" in strangers.evidence
     assert "leave spared" in strangers.fix
     assert "vendor" not in strangers.fix
+
+
+@pytest.mark.parametrize(
+    ("files", "opened", "verdict", "evidence"),
+    [
+        ([], [], CheckStatus.PASS, "this machine has no device files"),
+        (["/dev/nvidia0"], [], CheckStatus.PASS, "1 device files that belong to jobs do not open here"),
+        (["/dev/nvidia0", "/dev/nvidia1"], ["/dev/nvidia1"], CheckStatus.FAIL, "opens /dev/nvidia1, which"),
+    ],
+)
+def test_a_login_that_opens_jobs_devices_is_a_fault(files, opened, verdict, evidence):
+    found = checks.check_login(files, opened)
+    assert (found.verdict, evidence in found.evidence) == (verdict, True), found
