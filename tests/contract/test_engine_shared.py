@@ -19,6 +19,7 @@ from moorings.app.maintenance import MaintenanceContext, _clean_spool, prune
 from moorings.core.model.bindings import no_devices_binding
 from moorings.core.model.serialization import to_plain
 from moorings.core.model.timestamps import add_seconds
+from moorings.local.live_runs import find_started, list_live_runs, partitions_in_use
 from moorings.local.shared_engine import UNUSED_S, SharedEngine
 from moorings.ports.engine import RunSubmission
 from moorings.testing.engine_suite import EngineSuite, SuitePrograms
@@ -120,6 +121,33 @@ async def test_an_old_run_is_forgotten_here_and_by_the_daemon(tmp_path: Path) ->
         assert rig.daemon.state(entry)["state"] == "ABSENT"
     finally:
         rig.daemon.end()
+
+
+async def test_what_lives_without_a_record_is_known_from_the_daemon(tmp_path: Path) -> None:
+    """As after a backup was restored."""
+    rig = SharedRig(tmp_path)
+    runs = rig.folder / "controller"
+    try:
+        engine = await rig.open()
+        await submit_short(rig, engine, "run-00000000done")
+        job = JobSpec(name="long", command=("sleep", "300"), workdir=rig.workdir, environment={"PATH": "/bin"})
+        order = RunSubmission(RunId("run-00000000long"), 3, job, replace(no_devices_binding(1), partition="p7"))
+        await engine.submit(order)
+        await until_async(lambda: has_ended(engine, RunId("run-00000000done")))
+        ((found, trace),) = await asyncio.to_thread(list_live_runs, runs)
+        assert (found.run, found.attempt, found.job, trace.attempt) == (order.run, 3, job, 3)
+        assert await asyncio.to_thread(partitions_in_use, runs) == {"p7"}
+        assert await asyncio.to_thread(list_live_runs, runs, {order.run}) == []
+        started = find_started(runs, RunId("run-00000000done"))
+        assert started is not None
+        assert started.attempt == 0
+    finally:
+        rig.daemon.end()
+    with pytest.raises(OSError, match="the root daemon does not answer"):  # nothing is concluded
+        await asyncio.to_thread(partitions_in_use, runs)
+    (runs / order.run / "run.json").write_text("{")
+    with pytest.raises(OSError, match="damaged"):
+        find_started(runs, order.run)
 
 
 async def test_jobs_that_no_run_was_made_of_are_forgotten_after_a_day(tmp_path: Path) -> None:

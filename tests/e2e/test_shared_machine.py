@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -287,3 +288,52 @@ def test_people_see_who_runs_and_who_waits(machine: SharedMachineRig) -> None:
     assert machine.moor("ann", "cancel", first).returncode == 0
     until(lambda: machine.ask("bob", "get", "run", then)["state"] == "SUCCEEDED")
     assert machine.ask("ann", "get", "queue")["items"] == []
+
+
+def doctor(machine: SharedMachineRig, person: str, only: str) -> list[dict[str, str]]:
+    """What ``moor doctor`` finds."""
+    items: list[dict[str, str]] = json.loads(machine.moor(person, "doctor", "--only", only, "-o", "json").stdout)[
+        "items"
+    ]
+    return items
+
+
+def test_a_restored_machine_knows_what_was_started_since(machine: SharedMachineRig) -> None:
+    """Laws 1 and 3: what the backup has waiting is not started again, and what it does not have keeps its devices."""
+    script = "echo >> begun; while [ ! -e end ]; do sleep 0.1; done"
+    held = machine.moor("bob", "run", "--detach", "--ipus", "64", "--", "sleep", "300").stdout.strip()
+    until(lambda: machine.ask("bob", "get", "run", held)["state"] == "RUNNING")
+    waits = machine.moor("ann", "run", "--detach", "--ipus", "2", "--", "sh", "-c", script).stdout.strip()
+    until(lambda: machine.ask("ann", "get", "run", waits)["state"] == "WAITING")
+    saved = machine.moor("root", "backup", "--system", "/var/lib/moorings/saved.tar.gz")
+    assert saved.returncode == 0, saved.stderr
+    assert machine.moor("bob", "cancel", held, "--wait").returncode == 0
+    since = machine.moor("eve", "run", "--detach", "--ipus", "2", "--", "sh", "-c", script).stdout.strip()
+    until(lambda: machine.ask("ann", "get", "run", waits)["state"] == "RUNNING")
+    until(lambda: machine.ask("eve", "get", "run", since)["state"] == "RUNNING")
+    machine.down()
+    restored = machine.moor("root", "restore", "--system", "-y", "/var/lib/moorings/saved.tar.gz")
+    assert restored.returncode == 0, restored.stderr
+    assert f"{waits} started since: they are not started again" in restored.stdout
+    assert f"jobs run on {', '.join(sorted((waits, since)))};" in restored.stdout
+    machine.up()
+    until(lambda: machine.ask("ann", "get", "run", waits)["state"] == "RUNNING", what=machine.logs)
+    assert machine.moor("eve", "get", "run", since).returncode == 3, "no record has it"
+    (found,) = doctor(machine, "root", "host.runs")
+    assert (found["verdict"], since in found["evidence"]) == ("WARN", True), found
+    assert machine.moor("ann", "cancel", waits, "--wait").returncode == 0
+    (machine.root / "home/eve/end").touch()
+    until(lambda: machine.cgroups() == [])
+    assert machine.moor("root", "restore", "--system", "--finish", "-y").returncode == 0
+    until(lambda: machine.ask("root", "get", "partitions")["items"] == [], what=machine.logs)
+    for person in ("ann", "eve"):
+        assert (machine.root / "home" / person / "begun").read_text() == "\n", "it began once"
+
+
+def test_the_doctor_says_that_a_login_opens_what_belongs_to_jobs(machine: SharedMachineRig) -> None:
+    """Nothing closes device files to logins here."""
+    for person in ("root", "eve"):
+        (found,) = doctor(machine, person, "devices.logins")
+        assert (found["verdict"], "/dev/nvidia0" in found["evidence"]) == ("FAIL", True), found
+    (found,) = doctor(machine, "root", "host.folder")
+    assert found["verdict"] == "PASS", "looked at as the controller's user"

@@ -19,10 +19,8 @@ from moorings.core.model.errors import MooringsError
 from moorings.core.model.timestamps import Timestamp
 from moorings.engines.fence import EPOCH_FILE, read_epoch
 from moorings.files import fsync_path
-from moorings.local.live_runs import find_started, list_live_runs, read_last_order
+from moorings.local.live_runs import RunTrace, find_started, list_live_runs
 from moorings.local.records import RecordUnreadableError
-from moorings.local.run_folder import RunRecords
-from moorings.ports.engine import RunSubmission
 from moorings.ports.store import LogPosition, Store
 from moorings.store.log_position import LogPositionFile
 from moorings.workloads.runs import RunId
@@ -184,19 +182,16 @@ def recover(store: Store, folder: Path, last: LogPosition | None, now: Timestamp
 def _local_runs(runs: Path) -> EngineObservations:
     def started(run: RunId) -> StartedRun | None:
         found = find_started(runs, run)
-        return _started(found, read_last_order(runs, run)) if found is not None else None
+        return _started(found) if found is not None else None
 
     def alive(known: Collection[RunId]) -> list[LiveRun]:
-        return [
-            LiveRun(order.run, order.job, ENGINE, _started(found, order))
-            for order, found in list_live_runs(runs, known)
-        ]
+        return [LiveRun(order.run, order.job, ENGINE, _started(found)) for order, found in list_live_runs(runs, known)]
 
     return EngineObservations(started, alive, lambda: read_epoch(runs))
 
 
-def _started(found: RunRecords, order: RunSubmission | None) -> StartedRun:
-    since = found.status.started_at if found.status is not None else None
-    if order is None or order.attempt != found.extent.attempt:
-        return StartedRun(found.extent.attempt, since)
-    return StartedRun(found.extent.attempt, since, order.partition, order.binding.partition)
+def _started(found: RunTrace) -> StartedRun:
+    order = found.order
+    if order is None or order.attempt != found.attempt:
+        return StartedRun(found.attempt, found.since)
+    return StartedRun(found.attempt, found.since, order.partition, order.binding.partition)

@@ -196,15 +196,13 @@ class Assembly:
             await engine.close()
 
 
-def _may_be_in_use(data: Path, engine: Engine | None, runs: Path, partition: str) -> bool:
+def _may_be_in_use(data: Path, runs: Path, partition: str) -> bool:
     """Whether a partition without a record may be in use: by a run of this machine, or since a restored backup.
 
     Raises:
-        OSError, ValueError, RecordUnreadableError, MooringsError: that is unknown.
+        OSError, RecordUnreadableError: that is unknown.
     """
-    if (data / PROTECT_FILE).exists() or partition in partitions_in_use(runs):
-        return True
-    return isinstance(engine, SharedEngine) and partition in engine.partitions_in_use()
+    return (data / PROTECT_FILE).exists() or partition in partitions_in_use(runs)
 
 
 async def assemble(
@@ -270,7 +268,7 @@ async def assemble(
             drivers,
             clock,
             installation,
-            in_use=lambda name: asyncio.to_thread(_may_be_in_use, data, engines.get("local"), runs, name),
+            in_use=lambda name: asyncio.to_thread(_may_be_in_use, data, runs, name),
             record_position=mark.record,
         )
         engines: dict[str, Engine] = {}

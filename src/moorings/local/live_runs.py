@@ -9,15 +9,33 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 
+from moorings.core.model.timestamps import Timestamp
 from moorings.local.finalize import has_processes
 from moorings.local.records import RecordDamagedError, RecordUnreadableError
-from moorings.local.run_folder import LocalRunFolder, RunRecords
+from moorings.local.run_folder import LocalRunFolder
+from moorings.local.shared_runs import SharedRunRecord, find_live, read_shared_run
 from moorings.ports.engine import RunSubmission
 from moorings.workloads.runs import RunId
 
 ATTEMPT_MAX = 2**31 - 1  # maximum of the database's column
+
+
+@dataclass(frozen=True, slots=True)
+class RunTrace:
+    """What is found of a run that was started.
+
+    Attributes:
+        attempt: the newest, as far as that is known.
+        since: when it began to run, if that is known.
+        order: the newest order; None: there is none, or it is damaged.
+    """
+
+    attempt: int
+    since: Timestamp | None
+    order: RunSubmission | None
 
 
 def partitions_in_use(runs: Path) -> frozenset[str]:
@@ -29,50 +47,57 @@ def partitions_in_use(runs: Path) -> frozenset[str]:
     return frozenset(order.binding.partition for order, _ in list_live_runs(runs)) - {""}
 
 
-def list_live_runs(runs: Path, known: Collection[RunId] = ()) -> list[tuple[RunSubmission, RunRecords]]:
-    """Return the runs that have not ended, without ``known`` ones: each one's order and records.
+def list_live_runs(runs: Path, known: Collection[RunId] = ()) -> list[tuple[RunSubmission, RunTrace]]:
+    """Return the runs that have not ended, without ``known`` ones: each one's order and trace.
+
+    Those of a machine that people share are alive if its root daemon says so; of others, that is seen here.
 
     Raises:
         OSError, RecordUnreadableError: unknown.
     """
-    found = []
+    found: list[tuple[RunSubmission, RunTrace]] = []
+    shared: list[SharedRunRecord] = []
     with contextlib.suppress(FileNotFoundError):
         for name in sorted(os.listdir(runs)):  # noqa: PTH208 - names are all we need
             folder = LocalRunFolder.find(runs, RunId(name))
-            if name in known:
+            if name in known or folder is None or not folder.path.is_dir() or folder.path.is_symlink():
                 continue
-            if folder is not None and folder.path.is_dir() and not folder.path.is_symlink():
+            record = read_shared_run(runs, RunId(name))
+            if record is not None:
+                shared.append(record)
+            else:
                 found += _live_run(folder, RunId(name))
-    return found
+    return [*found, *((record.order, _shared_trace(record)) for record in find_live(shared))]
 
 
-def find_started(runs: Path, run: RunId) -> RunRecords | None:
-    """Return the records of a run if it was started here; None: it was not.
+def find_started(runs: Path, run: RunId) -> RunTrace | None:
+    """Return the trace of a run if it was started here; None: it was not.
 
     Raises:
         OSError, RecordUnreadableError: unknown.
     """
     folder = LocalRunFolder.find(runs, run)
-    found = folder.read_records() if folder is not None and folder.path.is_dir() else None
-    if folder is None or found is None:
+    if folder is None or not folder.path.is_dir():
         return None
-    started = found.status is not None or found.end is not None or found.damage or _is_live(folder, run)
-    return found if started else None
-
-
-def read_last_order(runs: Path, run: RunId) -> RunSubmission | None:
-    """Return a run's last order; None: there is none, or it is damaged.
-
-    Raises:
-        OSError, RecordUnreadableError: unknown.
-    """
-    folder = LocalRunFolder.find(runs, run)
+    shared = read_shared_run(runs, run)
+    if shared is not None:  # the daemon may have forgotten it: what was ordered counts
+        return _shared_trace(shared)
+    found = folder.read_records()
+    if found is None:
+        return None
+    if found.status is None and found.end is None and not found.damage and not _is_live(folder, run):
+        return None
+    order: RunSubmission | None = None
     with contextlib.suppress(RecordDamagedError):
-        return folder.read_order() if folder is not None else None
-    return None
+        order = folder.read_order()
+    return RunTrace(found.extent.attempt, found.status.started_at if found.status is not None else None, order)
 
 
-def _live_run(folder: LocalRunFolder, run: RunId) -> list[tuple[RunSubmission, RunRecords]]:
+def _shared_trace(record: SharedRunRecord) -> RunTrace:
+    return RunTrace(record.order.attempt, record.submitted_at, record.order)
+
+
+def _live_run(folder: LocalRunFolder, run: RunId) -> list[tuple[RunSubmission, RunTrace]]:
     found = folder.read_records()
     if found is None or found.end is not None:
         return []
@@ -82,7 +107,10 @@ def _live_run(folder: LocalRunFolder, run: RunId) -> list[tuple[RunSubmission, R
         if _is_live(folder, run):  # and its partition is unknown
             raise RecordUnreadableError(str(error)) from error
         return []
-    return [(order, found)] if order is not None and _is_live(folder, run) else []
+    if order is None or not _is_live(folder, run):
+        return []
+    since = found.status.started_at if found.status is not None else None
+    return [(order, RunTrace(found.extent.attempt, since, order))]
 
 
 def _check_order(order: RunSubmission | None, run: RunId) -> RunSubmission | None:

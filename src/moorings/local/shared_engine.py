@@ -20,7 +20,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from moorings.client.spool import exchange
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.serialization import from_plain, to_plain
 from moorings.core.model.timestamps import DAY_S, Timestamp, seconds_between
@@ -36,10 +35,10 @@ from moorings.engines.launch import (
 from moorings.engines.logs import TaskLog, read_logs
 from moorings.engines.node_program import read_record
 from moorings.engines.polling import wait_for_change
-from moorings.engines.run_folder import RunFolder, to_json
-from moorings.files import write_atomically
+from moorings.engines.run_folder import RunFolder
 from moorings.local.engine import check_launch
 from moorings.local.records import AttemptEnd, CancelRecord, RecordT, SupervisorStatus, YieldRecord
+from moorings.local.shared_runs import SharedRunRecord, call_daemon, read_shared_run, read_states
 from moorings.local.shared_supervisor import SharedRunFolder, order_to_send
 from moorings.local.supervisor import FORWARDED_SIGNAL_MAX, WAKEUP_SIGNAL, forwarding_signal
 from moorings.ports.clock import Clock
@@ -51,10 +50,8 @@ from moorings.workloads.runs import CANNOT_START, SIGKILL_EXIT_CODE, EndReason, 
 
 POLL_S, STARTING_POLL_S = 1.0, 0.1
 SUBMIT_LOCK_WAIT_S = 5.0
-ANSWER_S, ANSWER_BYTES_MAX = 10.0, 4 << 20
 RECORD_BYTES_MAX = 1 << 20
 DETAIL_CHARS_MAX = 500
-ENTRIES_MAX = 1000  # of one question for their state
 UNUSED_S = float(DAY_S)  # after which no run is made of an entry: its person's command has long ended
 MARGIN_S = 30.0  # after which a supervisor that should have ended its job is killed
 YIELD_S_MIN = 2.0
@@ -66,22 +63,33 @@ REJECTED = (
 
 @dataclass(frozen=True, slots=True)
 class SharedRun:
-    """What the controller keeps of a run's newest attempt.
+    """What is remembered of a run's newest attempt.
 
     Attributes:
         entry: in the root daemon's spool.
-        partition: of the newest attempt; empty: it has none.
         attempt: the newest that was submitted.
         submitted_at: when it was first tried.
     """
 
     entry: str
-    partition: str
     attempt: int
     tasks: int
     grace_s: float
     time_limit_s: float | None
     submitted_at: Timestamp
+
+    @classmethod
+    def of(cls, record: SharedRunRecord) -> SharedRun:
+        """What is remembered of that record."""
+        order, job = record.order, record.order.job
+        return cls(
+            entry=order.spool_entry,
+            attempt=order.attempt,
+            tasks=job.tasks,
+            grace_s=job.checkpoint.grace_s,
+            time_limit_s=job.time_limit_s,
+            submitted_at=record.submitted_at,
+        )
 
 
 class SharedEngine:
@@ -123,6 +131,8 @@ class SharedEngine:
         if not order.spool_entry:
             hint = "'moor run' on this machine hands it in"
             raise rejected_error("the job was not handed in to this machine's root daemon", hint)
+        if not RunFolder.id_pattern.fullmatch(order.run):
+            raise rejected_error(f"{order.run[:120]!r} cannot be the id of a local run")
         check_launch(order)
         with as_unavailable(f"run {order.run} could not be started"):
             await asyncio.to_thread(self._submit, order)
@@ -130,32 +140,22 @@ class SharedEngine:
         return f"{order.run}/{order.attempt}"
 
     def _submit(self, order: RunSubmission) -> None:
-        job, contract = order.job, order.job.checkpoint
+        job = order.job
         with self._fence.hold_epoch(order.epoch, SUBMIT_LOCK_WAIT_S):
             known = self._load(order.run)
             if known is not None and known.attempt > order.attempt:
                 return
-            run = SharedRun(
-                entry=order.spool_entry,
-                partition=order.binding.partition,
-                attempt=order.attempt,
-                tasks=job.tasks,
-                grace_s=contract.grace_s,
-                time_limit_s=job.time_limit_s,
-                submitted_at=self._clock.now(),
-            )
             if known is None or known.attempt < order.attempt:
-                path = self._path(order.run)
-                path.mkdir(mode=0o700, exist_ok=True)
-                write_atomically(path / "run.json", to_json(run))
-                self._known[order.run] = run
+                record = SharedRunRecord(order, self._clock.now(), str(self._control))
+                record.save(self._folder)
+                self._known[order.run] = SharedRun.of(record)
             memory = job.resources.memory_bytes
             limits = {
                 "cpus": job.resources.cpus * job.tasks,
                 "memoryBytes": memory * job.tasks if memory is not None else None,
                 "devices": [path for gcd in order.binding.gcds for path in gcd.device_files],
             }
-            request = {"op": "start", "entry": run.entry, "attempt": run.attempt}
+            request = {"op": "start", "entry": order.spool_entry, "attempt": order.attempt}
             sent = order_to_send(order, self._output_bytes_max)
             answer = self._call_daemon(request | {"limits": limits, "order": sent})
         if answer.get("error") == "attempt.live":
@@ -185,25 +185,9 @@ class SharedEngine:
         """What the daemon knows of entries.
 
         Raises:
-            OSError, ValueError, MooringsError: it cannot be asked.
+            OSError, ValueError: it cannot be asked.
         """
-        states: dict[str, Mapping[str, Any]] = {}
-        for begin in range(0, len(entries), ENTRIES_MAX):
-            answer = self._call_daemon({"op": "status", "entries": entries[begin : begin + ENTRIES_MAX]})
-            self._check(answer)
-            states |= {state["entry"]: state for state in answer["states"]}
-        return states
-
-    def partitions_in_use(self) -> frozenset[str]:
-        """The partitions of all runs of this machine that have not ended, also of those without a record.
-
-        Raises:
-            OSError, ValueError, MooringsError: that is unknown.
-        """
-        names = os.listdir(self._folder)  # noqa: PTH208 - names alone
-        runs = [found for name in names if (found := self._load(RunId(name))) is not None and found.partition]
-        states = self._states([run.entry for run in runs])
-        return frozenset(run.partition for run in runs if states[run.entry]["state"] not in ("ABSENT", "ENDED"))
+        return read_states(self._control, entries)
 
     @contextlib.contextmanager
     def hold_ended(self, _runs: Path, run: RunId, before: Timestamp) -> Iterator[bool]:
@@ -362,15 +346,9 @@ class SharedEngine:
     async def close(self) -> None:
         pass  # nothing is open
 
-    def _path(self, run: RunId) -> Path:
-        if not RunFolder.id_pattern.fullmatch(run):
-            raise rejected_error(f"{run[:120]!r} cannot be the id of a local run")
-        return self._folder / run
-
     def _load(self, run: RunId) -> SharedRun | None:
-        if run not in self._known and RunFolder.id_pattern.fullmatch(run):
-            with contextlib.suppress(FileNotFoundError):
-                self._known[run] = from_plain(SharedRun, json.loads((self._folder / run / "run.json").read_bytes()))
+        if run not in self._known and (record := read_shared_run(self._folder, run)) is not None:
+            self._known[run] = SharedRun.of(record)
         return self._known.get(run)
 
     def _call_daemon(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -379,7 +357,7 @@ class SharedEngine:
         Raises:
             OSError, ValueError: there is none.
         """
-        return dict(json.loads(exchange(self._control, request, ANSWER_S, ANSWER_BYTES_MAX)))
+        return call_daemon(self._control, request)
 
 
 class PersonLog(TaskLog):

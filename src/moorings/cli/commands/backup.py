@@ -12,12 +12,17 @@ from pathlib import Path
 
 import click
 
+from moorings.cli import machine
 from moorings.cli.command_tree import MoorCommand, examples
 from moorings.cli.confirm import confirm, yes_option
 from moorings.cli.errors import UsageErrorWithHint
+from moorings.privileged import places
 from moorings.terminal.configuration import data_folder
 from moorings.terminal.context import CommandContext
 
+DAEMON_S = 60.0  # for the root daemon's start
+
+_system = click.option("--system", is_flag=True, help="Of a machine that people share; as root.")
 _data = click.option(
     "--data", metavar="DIR", help="The controller's data folder ($MOORINGS_DATA, or ~/.local/state/moorings)."
 )
@@ -27,17 +32,22 @@ _data = click.option(
     cls=MoorCommand,
     help="Save a controller's records to a file.\n\n"
     "The database as it stands at one moment (the controller may run), the access keys' pepper and the pools file. "
-    "Run it on the controller's machine, as its user. The file is 0600: anyone with the file can become an admin.",
+    "Run it on the controller's machine, as its user; with --system, as root: then FILE is written as that user. The "
+    "file is 0600: anyone with the file can become an admin.",
     epilog=examples(
-        "moor backup moorings-2026-11-21.tar.gz", "moor backup /srv/backups/m.tar.gz --data /var/lib/moorings"
+        "moor backup moorings-2026-11-21.tar.gz",
+        "moor backup /srv/backups/m.tar.gz --data /var/lib/moorings",
+        "sudo moor backup --system /srv/backups/m.tar.gz",
     ),
 )
 @click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
 @_data
+@_system
 @click.pass_obj
-def backup(session: CommandContext, *, file: Path, data: str | None) -> int:
+def backup(session: CommandContext, *, file: Path, data: str | None, system: bool) -> int:
     """Save a controller's records to a file."""
-    return _run(session, data, "save", "--file", str(file.absolute()))
+    folder = _folder(session, data, system=system)
+    return _run(folder, "save", "--file", str(file.absolute()), system=system)
 
 
 @click.command(
@@ -51,6 +61,7 @@ def backup(session: CommandContext, *, file: Path, data: str | None) -> int:
     "where both are lost, say 'moor restore --new'.",
     epilog=examples(
         "moor down && moor restore moorings-2026-11-21.tar.gz && moor up",
+        "sudo moor restore --system /srv/backups/m.tar.gz",
         "moor restore --external",
         "moor restore --finish",
         "moor restore --new",
@@ -66,6 +77,7 @@ def backup(session: CommandContext, *, file: Path, data: str | None) -> int:
     "--controller-config", metavar="FILE", help="The controller's settings file, if it is started with one (--config)."
 )
 @_data
+@_system
 @yes_option
 @click.pass_obj
 def restore(
@@ -79,10 +91,11 @@ def restore(
     shared: str | None,
     controller_config: str | None,
     data: str | None,
+    system: bool,
     yes: bool,
 ) -> int:
     """Put a backup's records in place of a controller's."""
-    folder = _folder(session, data)
+    folder = _folder(session, data, system=system)
     if [finish, external, anew, file is not None].count(True) != 1 or (other_installation and file is None):
         raise UsageErrorWithHint("name a backup, or say --external, --finish or --new", hint="moor restore FILE")
     if not (finish or external) and (shared or controller_config):
@@ -93,22 +106,33 @@ def restore(
     flags = [word for name, value in named.items() if value for word in (name, str(Path(value).absolute()))]
     if finish:
         confirm(session, f"Remove the partitions that no record in {folder} knows?", lambda: None, yes=yes)
-        return _run(session, data, "finish", *flags)
+        return _run(folder, "finish", *flags, system=system)
     if anew:
         confirm(session, f"Forget all keys, claims and runs of {folder}, and start over?", lambda: None, yes=yes)
-        return _run(session, data, "new")
+        return _run(folder, "new", system=system)
     if external:
         confirm(session, "Has its own tool restored the database, and is every controller down?", lambda: None, yes=yes)
-        return _run(session, data, "external", *flags)
+        return _run(folder, "external", *flags, system=system)
     confirm(session, f"Replace the records in {folder} by those in {file}?", lambda: None, yes=yes)
     other = ["--other-installation"] if other_installation else []
-    return _run(session, data, "restore", "--file", str(Path(str(file)).absolute()), *other)
+    return _run(folder, "restore", "--file", str(Path(str(file)).absolute()), *other, system=system)
 
 
-def _folder(session: CommandContext, data: str | None) -> Path:
-    return Path(data).absolute() if data else data_folder(session.environment)
+def _folder(session: CommandContext, data: str | None, *, system: bool) -> Path:
+    if data:
+        return Path(data).absolute()
+    return places.DATA if system else data_folder(session.environment)
 
 
-def _run(session: CommandContext, data: str | None, *words: str) -> int:
-    argv = [sys.executable, "-m", "moorings.app.backup", *words, "--data", str(_folder(session, data))]
-    return subprocess.run(argv, stdin=subprocess.DEVNULL, check=False).returncode
+def _run(folder: Path, *words: str, system: bool) -> int:
+    """Do it in a process of the folder's owner; its root daemon must run, for it knows which jobs live.
+
+    Raises:
+        MooringsError: ``auth.denied``, ``config.invalid``, ``wait.timeout``.
+    """
+    if system:
+        machine.check_root()
+        machine.start_daemon(DAEMON_S)
+    argv = [sys.executable, "-m", "moorings.app.backup", *words, "--data", str(folder)]
+    owner = machine.as_owner_of(folder) if system else {}
+    return subprocess.run(argv, stdin=subprocess.DEVNULL, check=False, **owner).returncode
