@@ -330,6 +330,25 @@ async def test_who_leaves_a_project_sees_nothing_of_it_any_more(things: Things) 
     await follows.aclose()  # type: ignore[attr-defined]  # a generator
 
 
+async def test_output_that_is_followed_ends_with_a_membership(things: Things) -> None:
+    controller, talks = (
+        things.rig.controller,
+        job("sh", "-c", "while :; do echo word; sleep 0.1; done", project="annalab"),
+    )
+    run = (await controller.runs.create_run(ANN, talks)).run
+    try:
+        followed = await controller.runs.logs(BOB, run.id, task=None, follow=True)
+        assert await anext(followed) != b""
+        lab = await controller.projects.set_project(ADMIN, replace(LAB, members=("annabel",)), 1)
+        assert lab.members == ("annabel",)
+        with pytest.raises(MooringsError) as refused:
+            async for _ in followed:
+                pass
+        assert refused.value.code == "run.unknown"
+    finally:
+        await controller.runs.cancel_run(ADMIN, run.id, wait_s=patient(20))
+
+
 async def test_an_admin_of_a_project_changes_its_members_and_nothing_else(things: Things) -> None:
     projects = things.rig.controller.projects
     others = replace(LAB, members=("annabel", "carl"))
