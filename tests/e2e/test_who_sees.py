@@ -15,12 +15,14 @@ import httpx2
 import pytest
 
 from moorings.api.application import make_application
+from moorings.api.render import claim_body
 from moorings.controller.views import HIDDEN
 from moorings.core.model.access import Caller, Role
-from moorings.core.model.claims import ClaimSpec, ClaimState
+from moorings.core.model.claims import ENDED, WAITING, ClaimSpec, ClaimState
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.projects import Project
 from moorings.core.model.queue_reports import QueuedJob
+from moorings.core.model.serialization import to_plain
 from moorings.core.model.timestamps import Timestamp
 from moorings.ports.store import PageQuery, Seq
 from moorings.wire.operations import OPERATIONS, Operation
@@ -33,6 +35,7 @@ BOB = Caller("bob", Role.USER, "user/bob", "k-bob")  # a member of ann's project
 BOSS = Caller("boss", Role.USER, "user/boss", "k-boss")  # its admin
 EVE = Caller("eve", Role.USER, "user/eve", "k-eve")
 LAB: Final = Project(name="annalab", members=("annabel", "bob"), admins=("boss",))
+UNENDED: Final = frozenset(ClaimState) - ENDED
 NOBODY: Final = "nobody-1"  # no record has this id or name
 JOB: Final = {"name": "j", "command": ["true"], "workdir": "/"}
 
@@ -136,6 +139,7 @@ SEEN: Final[Mapping[str, tuple[str, object]]] = {
     "list_devices": ("/v1/devices", None),
     "get_device": ("/v1/devices/pod16:0", None),
     "list_pools": ("/v1/pools", None),
+    "who_am_i": ("/v1/whoami", None),
     "get_pool": ("/v1/pools/pod16", None),
     "get_capacity": ("/v1/pools/pod16/capacity?size=1", None),
     "list_queues": ("/v1/queues", None),
@@ -280,6 +284,23 @@ async def test_a_viewer_sees_the_queue_without_names(things: Things) -> None:
     for count in ("held", "borrowed", "waiting", "waitingDevices"):
         assert sum(row[count] for row in sums) == sum(row[count] for row in whole)
     assert HIDDEN in {row["project"] for row in sums}
+
+
+async def test_people_of_one_machine_see_who_runs_and_who_waits_without_other_names(things: Things) -> None:
+    """Lists say it; what is asked for by its id or name is not there."""
+    controller, person = things.rig.controller, replace(EVE, uid=61003)
+    shown = await controller.list_claims(person, PageQuery(), states=UNENDED)
+    assert {view.claim.id for view in shown} == things.ids - {things.run, things.partition}
+    for body in map(claim_body, shown):
+        assert body.subject == "annabel"
+        assert leaks(things, "viewer", json.dumps(to_plain(body)).replace("annabel", "", 1)) == []
+    assert await controller.list_claims(person, PageQuery()) == [], "not what has ended"
+    assert await controller.list_claims(person, PageQuery(), states=WAITING, owner_prefix="user/annabel") == []
+    for ident in (things.claim, "ann-held"):
+        with pytest.raises(MooringsError) as refused:
+            await controller.get_claim(person, ident)
+        assert refused.value.code == "claim.unknown"
+    assert await controller.runs.list_runs(person, PageQuery()) == []
 
 
 async def test_members_see_all_of_it_and_admins_of_the_project_end_it(things: Things) -> None:

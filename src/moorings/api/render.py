@@ -99,13 +99,14 @@ def reason_body(reason: Reason | None) -> ReasonBody | None:
 
 
 def claim_body(view: ClaimView) -> ClaimBody:
-    """A claim, with the partition it holds; of an outline no name, and nothing that holds one."""
+    """A claim, with the partition it holds; of an outline no name but its subject's, if that is shown."""
     claim, spec, partition = view.claim, view.claim.spec, view.partition
     body = _claim_body(view, claim, spec, partition)
     if not view.is_outline:
         return body
     reason = replace(body.reason, message=HIDDEN, blockers=(), hint="") if body.reason is not None else None
-    named = {"name": HIDDEN, "owner": HIDDEN, "subject": HIDDEN, "project": HIDDEN, "reason": reason}
+    subject = body.subject if view.shows_subject else HIDDEN
+    named = {"name": HIDDEN, "owner": HIDDEN, "subject": subject, "project": HIDDEN, "reason": reason}
     return replace(body, partition=HIDDEN if partition is not None else None, **named)  # type: ignore[arg-type]  # mixed
 
 

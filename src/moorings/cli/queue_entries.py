@@ -16,8 +16,9 @@ from moorings.wire.shapes import ClaimBody, PoolBody, ReasonBody, RunBody
 if TYPE_CHECKING:
     from moorings.client.client import Client
 
+_HIDDEN = "(hidden)"  # what the API says in place of a name that the caller may not see
 _USER_OWNERS = "user/"
-_RUN_OWNERS = ("local/", "appliance/")  # of claims that belong to a run, which the caller may not see
+_RUN_OWNERS = ("local/", "appliance/", _HIDDEN)  # of claims that belong to a run, which the caller may not see
 
 # States of runs, as the API writes them; ``workloads.runs`` would cost each login 30 ms more.
 _RUN_WAITS, _RUN_PAUSED, _RUN_RUNS = "WAITING", "PAUSED", "RUNNING"
@@ -148,13 +149,13 @@ def _claim_entry(claim: ClaimBody, run: RunBody | None) -> QueueEntry:
     waits = claim.state in WAITING
     started = (run.started_at if run is not None else None) or claim.ready_at or claim.granted_at
     return QueueEntry(
-        name=run.name if run is not None else claim.name,
+        name=_seen(run.name if run is not None else claim.name),
         user=_user(claim, run),
         state=_state(claim, run),
         is_waiting=waits,
         size=claim.size,
         accelerator=claim.accelerator,
-        project=claim.project,
+        project=_seen(claim.project),
         priority=claim.priority,
         position=claim.position if waits else None,
         pool=claim.pool,
@@ -187,6 +188,10 @@ def _run_entry(run: RunBody, claim: ClaimBody | None) -> QueueEntry:
         run=run.id,
         claim=claim.id if claim is not None else None,
     )
+
+
+def _seen(name: str) -> str:
+    return "" if name == _HIDDEN else name
 
 
 def _user(claim: ClaimBody, run: RunBody | None) -> str:

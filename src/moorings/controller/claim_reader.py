@@ -63,7 +63,8 @@ class ClaimReader:
         reason = wait.reasons[0] if wait is not None else self._reasons.state_reason(claim, visible)
         partition = self._loop.fleet.partitions.get(partition_of(claim))
         outline = not visible.includes_claim(claim)
-        return ClaimView(claim, partition, wait.position if wait is not None else None, reason, is_outline=outline)
+        position = wait.position if wait is not None else None
+        return ClaimView(claim, partition, position, reason, is_outline=outline, shows_subject=visible.lists_people)
 
     async def wait_and_view(self, caller: Caller, claim: Claim, states: Container[object], wait_s: float) -> ClaimView:
         """The view of a claim once it is in one of ``states``, or as it is when the time is up.

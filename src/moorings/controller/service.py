@@ -279,13 +279,15 @@ class Controller:
     ) -> Sequence[ClaimView]:
         """Claims by arrival; with ``owner_prefix`` no outlines, which would tell the owner."""
         visible = self._claims.visible_to(caller)
+        of_people = visible.lists_people and states is not None and not states & ENDED
+        outlined = (visible.sees_outlines or of_people) and owner_prefix is None
         found = await asyncio.to_thread(
             self._store.list_claims,
             page,
             states=states,
             owner_prefix=owner_prefix,
             pool=pool,
-            visible=SEES_ALL if visible.sees_outlines and owner_prefix is None else visible,
+            visible=SEES_ALL if outlined else visible,
         )
         return [self._claims.view(self._claims.follower.newest_version(claim), visible) for claim in found]
 

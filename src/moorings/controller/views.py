@@ -30,7 +30,7 @@ ANY_SUBSET_SIZES_SHOWN = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 class ClaimView:
     """A claim, the partition it holds, its queue position (1 is next) and why it waits or ended.
 
-    An outline is another's claim for a ``viewer``: without any name.
+    An outline is another's claim for a ``viewer``: without any name, and for people of one machine with its subject.
     """
 
     claim: Claim
@@ -38,6 +38,7 @@ class ClaimView:
     position: int | None
     reason: Reason | None
     is_outline: bool = False
+    shows_subject: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,6 +108,12 @@ def test_only_a_paused_run_that_resumes_by_itself_waits():
     assert [entry.is_waiting for entry in build_queue([], [replace(paused, pause=resumes)])] == [True]
 
 
+def test_of_another_persons_claim_on_ones_machine_the_person_and_the_state_of_a_run_are_shown():
+    claim = samples.claim(name="(hidden)", owner="(hidden)", project="(hidden)", subject="bob", state="PENDING")
+    entry = entry_of(claim)
+    assert (entry.name, entry.user, entry.project, entry.state) == ("", "bob", "", "WAITING")
+
+
 def test_a_name_that_is_hidden_is_shown_as_nothing():
     text = render_list(QUEUE_ENTRIES, samples.QUEUE, OutputFormat("table"), samples.NOW)
     assert next(line.split() for line in text.splitlines() if "bartholomew" in line)[:4] == [

@@ -29,6 +29,8 @@ class Visibility:
         owner_prefix: the records of this owner and of those below it, without a ``/`` at its end; empty: none.
         projects: the records of these projects.
         sees_outlines: also the claims and partitions of others, without names (``viewer``).
+        lists_people: lists also have the claims of others that have not ended, with their subjects and without other
+            names: for people of one machine, who see one another's processes all the same.
         acts_for_many: whether the owners below the prefix may be most of the installation's (``agent``).
     """
 
@@ -37,6 +39,7 @@ class Visibility:
     owner_prefix: str = ""
     projects: frozenset[str] = frozenset()
     sees_outlines: bool = False
+    lists_people: bool = False
     acts_for_many: bool = False
 
     def includes(self, of: Ownership) -> bool:
@@ -72,6 +75,7 @@ def visible_to(caller: Caller, projects: Projects) -> Visibility:
         owner_prefix=caller.owner_prefix.rstrip("/") if acts else "",
         projects=_projects_seen_by(caller.subject, projects),
         sees_outlines=caller.role is Role.VIEWER,
+        lists_people=caller.uid is not None,
         acts_for_many=caller.role is Role.AGENT,
     )
 
