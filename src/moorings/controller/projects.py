@@ -116,7 +116,7 @@ class ProjectService:
         spec = check_spec(spec)
         spec = replace(spec, project=fleet.projects.resolve(spec.project, owner, caller.subject))
         eligible_pools(spec, fleet.pools)
-        never = fleet.projects.exceeded_limit(spec.project, spec.size)
+        never = fleet.projects.exceeded_limit(spec.project, spec.size, caller.subject)
         if never is not None:
             project, most = never
             return EstimateView(None, why=f"project {project} may hold {most} devices at once, and no more")

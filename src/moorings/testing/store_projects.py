@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from moorings.core.model.devices import PoolName
-from moorings.core.model.projects import Project, ProjectShare, ProjectUsage
+from moorings.core.model.projects import Project, ProjectShare, ProjectUsage, UserLimit
 from moorings.core.model.timestamps import Timestamp
 from moorings.ports.store import Changes, Epoch, ExpectedVersion, Store
 from moorings.testing.builders import NEW, NOW, POOL, a_project, an_event
@@ -30,6 +30,7 @@ class StoreProjectTests(StoreListTests):
             members=("ann", "jürgen \udce9"),
             aliases=("slurm/c1/vision", "kubernetes/k1/vision"),
             version=7,
+            user_limits=(UserLimit("ann", 8), UserLimit("jürgen \udce9", 0)),
         )
         store.commit(store.begin_epoch("first", NOW), Changes(projects=[(project, NEW), (Project(name="lab"), NEW)]))
         assert store.load_unended().projects == (Project(name="lab"), project)

@@ -53,7 +53,7 @@ from moorings.core.model.machine import machine_pool
 from moorings.core.model.partitions import Partition, PartitionState
 from moorings.core.model.policy import DefragmentMode, Policy
 from moorings.core.model.pools import parse_pools
-from moorings.core.model.projects import Project, ProjectShare
+from moorings.core.model.projects import Project, ProjectShare, UserLimit
 from moorings.core.model.queue_reports import QueuedJob, QueueReport
 from moorings.core.model.serialization import to_plain
 from moorings.core.model.timestamps import Timestamp, add_seconds
@@ -159,6 +159,7 @@ class Everything(Story):
             waiting_bytes_max=1 << 21,
             admins=("boss",),
             open=True,
+            user_limits=(UserLimit("ann", 12),),
         )
         self._turn(SetProject(lab, None), SetProject(Project(name="brief"), None))
         self._turn(SetProject(replace(lab, version=4), 1), DeleteProject("brief"))

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moorings.core.model.claims import Claim, ClaimState
+from moorings.core.model.errors import MooringsError
 from moorings.core.model.inputs import ReleaseClaim, SetProject
-from moorings.core.model.projects import Project, ProjectShare
+from moorings.core.model.projects import Project, ProjectShare, UserLimit
 from moorings.core.model.timestamps import SECOND
 from moorings.core.model.topology import Pool
 from moorings.core.scheduling.explain import explain_wait, list_start_options
@@ -203,6 +204,49 @@ def test_a_limit_of_users_does_not_count_another_scheduler_s_agent_as_one() -> N
     site.end(large)
     site.pass_s(2)
     assert [site.claim(one.id).state for one in own] == [ClaimState.READY, ClaimState.PENDING]
+
+
+def test_a_limit_of_one_person_replaces_that_of_all_and_the_reason_names_it() -> None:
+    site = Site(POD)
+    limits = (UserLimit("ann", 8), UserLimit("bob", 0))
+    site.step(SetProject(Project(name="default", user_devices_max=2, user_limits=limits), None))
+    [refused] = site.step(replace(site.asks(1), owner="user/bob", subject="bob"))
+    assert isinstance(refused, MooringsError)
+    assert (refused.code, refused.detail) == (
+        "project.limit",
+        "1 devices are more than the 0 that project default may hold at once",
+    )
+    first, more = site.create(4), site.create(8)
+    [third] = site.step(replace(site.asks(2), owner="user/cyd", subject="cyd"))
+    assert isinstance(third, Claim)
+    site.pass_s(2)
+    states = [site.claim(one.id).state for one in (first, more, third)]
+    assert states == [ClaimState.READY, ClaimState.PENDING, ClaimState.READY]
+    [reason, *_] = explain_wait(site.fleet, site.claim(more.id), site.now).reasons
+    assert (reason.code, reason.message) == (
+        "project.limit",
+        "ann in project default holds 4 of the 8 devices it may hold at once, and 8 more were asked for",
+    )
+    known = site.fleet.projects.by_name["default"]
+    site.step(SetProject(replace(known, user_limits=(UserLimit("ann", 12),)), known.version))
+    site.pass_s(2)
+    assert site.claim(more.id).state is ClaimState.READY
+
+
+def test_a_lower_limit_ends_nothing_and_lets_nothing_more_start() -> None:
+    site = Site(POD)
+    site.step(SetProject(Project(name="default"), None))
+    first, second = site.create(4), site.create(4)
+    site.pass_s(2)
+    site.step(SetProject(Project(name="default", user_limits=(UserLimit("ann", 4),)), 1))
+    waits = site.create(1)
+    site.pass_s(2)
+    states = [site.claim(one.id).state for one in (first, second, waits)]
+    assert states == [ClaimState.READY, ClaimState.READY, ClaimState.PENDING]
+    for one in (first, second):
+        site.end(site.claim(one.id))
+    site.pass_s(2)
+    assert site.claim(waits.id).state is ClaimState.READY
 
 
 def judge(site: Site, most: int) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moorings.core.model.claims import Claim, ClaimId, ClaimSpec, ClaimState
-from moorings.core.model.projects import Project, Projects
+from moorings.core.model.projects import Project, Projects, UserLimit
 from moorings.core.model.timestamps import Timestamp
 from moorings.core.placement import pending_classes
 from moorings.core.placement.pending_classes import (
@@ -200,6 +200,8 @@ def test_who_pays_parts_lines_only_where_there_are_projects() -> None:
     assert class_key(one, limited) != class_key(other, limited)
     lab = Projects([Project(name="lab")])
     assert class_key(other, lab) == class_key(replace(other, subject="ann"), lab)
-    assert class_key(other, limited) != class_key(replace(other, subject="ann"), limited)
+    few = Projects([Project(name="lab", user_limits=(UserLimit("bob", 4),))])
+    for counted in (limited, few):
+        assert class_key(other, counted) != class_key(replace(other, subject="ann"), counted)
     assert class_key(other, lab) != class_key(replace(other, spec=replace(other.spec, preemptible=False)), lab)
     assert class_key(one, lab) == class_key(replace(one, spec=replace(one.spec, priority=3, time_limit_s=4.0)), lab)

@@ -26,10 +26,12 @@ from moorings.core.model.projects import (
     ALIASES_MAX,
     MEMBERS_MAX,
     PROJECTS_MAX,
+    USER_LIMITS_MAX,
     Project,
     Projects,
     ProjectShare,
     ProjectUsage,
+    UserLimit,
     add_usage,
     check_deletable,
     check_project,
@@ -285,6 +287,13 @@ def test_names_that_are_taken(name: str) -> None:
         {"admins": ("",)},
         {"admins": ("a\n",)},
         {"admins": ("x",) * (MEMBERS_MAX + 1)},
+        {"user_limits": (UserLimit("", 1),)},
+        {"user_limits": (UserLimit("a\n", 1),)},
+        {"user_limits": (UserLimit("x" * 121, 1),)},
+        {"user_limits": (UserLimit("ann", -1),)},
+        {"user_limits": (UserLimit("ann", (1 << 30) + 1),)},
+        {"user_limits": (UserLimit("ann", 1), UserLimit("ann", 2))},
+        {"user_limits": tuple(UserLimit(f"u{index}", 1) for index in range(USER_LIMITS_MAX + 1))},
         {"aliases": ("slurm/one",)},
         {"aliases": ("slurm/one/",)},
         {"aliases": ("slurm/../x",)},
@@ -315,7 +324,9 @@ def test_the_ends_of_the_ranges_are_taken():
     shares = (share("pod", (4, 1), (8, 1)), share("cross", (1, 10)), share("rack", (6, 2)))
     members = tuple(f"{index:0120}" for index in range(MEMBERS_MAX))
     aliases = tuple(f"kubernetes/c-1/ns{index}" for index in range(ALIASES_MAX))
+    limits = tuple(UserLimit(f"{index:0120}", index) for index in range(USER_LIMITS_MAX))
     one = project("a", *shares, weight=1e6, devices_max=34, user_devices_max=0, members=members, aliases=aliases)
+    one = replace(one, user_limits=limits)
     check_project(one, projects(), POOLS)
     check_project(one, projects(one), POOLS)
 
@@ -542,18 +553,43 @@ def test_what_is_in_the_default_project_is_its_owners_alone(name, more):
 def test_the_new_fields_are_left_out_while_they_have_their_default():
     usual = to_plain(project("a"))
     assert isinstance(usual, dict)
-    assert {"admins", "open"}.isdisjoint(usual)
-    one = project("a", admins=("boss",), open=True)
+    assert {"admins", "open", "user_limits"}.isdisjoint(usual)
+    one = project("a", admins=("boss",), open=True, user_limits=(UserLimit("bob", 0), UserLimit("ann", 8)))
     assert from_plain(Project, to_plain(one)) == one
 
 
 def test_limits_on_users_count_for_the_parts_too():
     held = projects(project("a", user_devices_max=4, devices_max=6), project("a/x"), project("b", devices_max=2))
     assert [name for name in (*held.by_name, "default") if held.has_user_limit(name)] == ["a", "a/x"]
-    assert held.exceeded_limit("a/x", 4) is None
-    assert held.exceeded_limit("a/x", 5) == ("a", 4)
+    assert held.exceeded_limit("a/x", 4, "ann") is None
+    assert held.exceeded_limit("a/x", 5, "ann") == ("a", 4)
+    assert held.exceeded_limit("a/x", 5) is None
     assert held.exceeded_limit("b", 3) == ("b", 2)
-    assert held.exceeded_limit("default", 1 << 20) is None
+    assert held.exceeded_limit("default", 1 << 20, "ann") is None
+
+
+def test_a_limit_of_one_user_replaces_that_of_all():
+    limits = (UserLimit("bob", 0), UserLimit("ann", 8))
+    one = project("a", user_devices_max=4, user_limits=limits)
+    assert one == project("a", user_devices_max=4, user_limits=limits[::-1])
+    assert [one.user_limit(name) for name in ("ann", "bob", "cyd", "", "anna")] == [8, 0, 4, None, 4]
+    few = projects(project("a", user_limits=limits), project("a/x"))
+    assert [few.by_name["a"].user_limit(name) for name in ("ann", "cyd")] == [8, None]
+    assert (few.has_user_limit("a/x"), few.has_user_limit("default")) == (True, False)
+    found = [few.exceeded_limit("a/x", 1, name) for name in ("ann", "bob", "cyd", "")]
+    assert found == [None, ("a", 0), None, None]
+
+
+@given(
+    limits=st.dictionaries(st.text(min_size=1, max_size=3), st.integers(0, 9), max_size=12),
+    most=st.none() | st.integers(0, 9),
+    subject=st.text(max_size=3),
+)
+def test_the_limit_of_a_subject_is_its_own_else_that_of_all(limits, most, subject):
+    one = project("a", user_devices_max=most, user_limits=tuple(map(UserLimit, limits, limits.values())))
+    for name in (*limits, subject):
+        assert one.user_limit(name) == (limits.get(name, most) if name else None)
+    assert one.has_user_limits == (most is not None or bool(limits))
 
 
 def test_projects_are_a_value():

@@ -14,7 +14,7 @@ from moorings.core.model.claims import CheckpointContract, Claim, ClaimId, Claim
 from moorings.core.model.devices import Device, DeviceState
 from moorings.core.model.events import EVENTS, Event, canonical_json
 from moorings.core.model.partitions import Partition, PartitionState
-from moorings.core.model.projects import Project, ProjectShare, ProjectUsage
+from moorings.core.model.projects import Project, ProjectShare, ProjectUsage, UserLimit
 from moorings.core.model.reasons import Reason
 from moorings.core.model.timestamps import Timestamp
 from moorings.core.model.topology import Block
@@ -170,6 +170,7 @@ projects = st.builds(
     members=st.lists(told, max_size=3).map(tuple),
     aliases=st.lists(told, max_size=3).map(tuple),
     version=counts,
+    user_limits=st.lists(st.builds(UserLimit, told, counts), max_size=3).map(tuple),
 )
 usages = st.builds(ProjectUsage, words, st.integers(0, 2**63 - 1), instants)
 events = st.builds(

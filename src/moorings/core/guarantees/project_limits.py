@@ -86,10 +86,13 @@ class ProjectLimits:
         subject = claim.user
         for name in self._projects.lineage(claim.spec.project) if claim.spec.size else ():
             project = self._projects.get(name)
-            if project is not None and project.devices_max is not None:
+            if project is None:
+                continue
+            if project.devices_max is not None:
                 yield project.devices_max, self._held.get(name, 0), (name, "")
-            if subject and project is not None and project.user_devices_max is not None:
-                yield project.user_devices_max, self._held_by.get((name, subject), 0), (name, subject)
+            most = project.user_limit(subject)
+            if most is not None:
+                yield most, self._held_by.get((name, subject), 0), (name, subject)
 
     def required_releases(self, claim: Claim) -> LimitDeficits | None:
         """What must be given back, beyond what is leaving, so that a claim fits under the limits of projects.

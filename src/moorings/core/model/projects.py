@@ -12,12 +12,14 @@ which is open to all and has no guarantee until it is defined.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cached_property
 from itertools import islice
 from math import isfinite, isqrt
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Final
 
@@ -49,6 +51,7 @@ LIMIT_MAX: Final = 1 << 30
 LIMIT_BYTES_MAX: Final = 1 << 40
 MEMBERS_MAX: Final = 1000
 MEMBER_CHARS_MAX: Final = 120
+USER_LIMITS_MAX: Final = 4096
 ALIASES_MAX: Final = 256
 
 SIMILAR_NAME_CHARS: Final = 8  # similar names differ at most so much in length
@@ -77,6 +80,17 @@ class ProjectShare:
         object.__setattr__(self, "blocks", tuple(sorted(self.blocks)))  # equal promises are equal values
 
 
+@dataclass(frozen=True, slots=True)
+class UserLimit:
+    """A limit of one person: devices that a subject holds in a project and its children, at most."""
+
+    subject: str
+    devices_max: int
+
+
+_SUBJECT_OF_LIMIT = attrgetter("subject")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Project:
     """The record of one project.
@@ -87,6 +101,7 @@ class Project:
         weight: for the order among borrowers: twice the weight may use twice as much.
         devices_max: devices that it and its children hold at once, at most, in all pools together; None: no limit.
         user_devices_max: devices that one subject holds in it and its children, at most; None: no limit.
+        user_limits: for these subjects in place of it, by subject; ``user_limit`` has the limit of any subject.
         priority_max: the highest priority for its claims, except those of admins; None: as its nearest ancestor, else
             as the policy says for the role.
         waiting_max: with so many claims, or so many runs, pending in it and its children, users may add none; None: no
@@ -113,11 +128,30 @@ class Project:
     waiting_bytes_max: int | None = field(default=None, metadata=OMIT_IF_DEFAULT)
     admins: tuple[str, ...] = field(default=(), metadata=OMIT_IF_DEFAULT)
     open: bool = field(default=False, metadata=OMIT_IF_DEFAULT)
+    user_limits: tuple[UserLimit, ...] = field(default=(), metadata=OMIT_IF_DEFAULT)
 
     def __post_init__(self) -> None:
         # Equal values must be the same bytes in a log: 2 and 2.0 are not.
         object.__setattr__(self, "shares", tuple(sorted(self.shares, key=lambda share: share.pool)))
         object.__setattr__(self, "weight", float(self.weight))
+        object.__setattr__(self, "user_limits", tuple(sorted(self.user_limits, key=_SUBJECT_OF_LIMIT)))
+
+    @property
+    def has_user_limits(self) -> bool:
+        """Whether it limits what a subject holds, any or some."""
+        return self.user_devices_max is not None or bool(self.user_limits)
+
+    def user_limit(self, subject: str) -> int | None:
+        """Devices that a subject holds in it and its children, at most; None: no limit.
+
+        The empty subject is the unknown user of another scheduler's job: no limit.
+        """
+        if not subject:
+            return None
+        at = bisect_left(self.user_limits, subject, key=_SUBJECT_OF_LIMIT)
+        if at < len(self.user_limits) and self.user_limits[at].subject == subject:
+            return self.user_limits[at].devices_max
+        return self.user_devices_max
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +335,7 @@ class Projects:
     def has_user_limit(self, name: str) -> bool:
         """Whether it or an ancestor limits what one subject holds."""
         known = map(self._by_name.get, self.lineage(name))
-        return any(project is not None and project.user_devices_max is not None for project in known)
+        return any(project is not None and project.has_user_limits for project in known)
 
     def priority_max(self, name: str) -> int | None:
         """The highest priority for a project's claims: its own setting, or its nearest ancestor's."""
@@ -316,17 +350,17 @@ class Projects:
         weights = {name: project.weight for name, project in self._by_name.items()}
         return {name: amount / weights.get(name, 1.0) for name, amount in usage.items()}
 
-    def exceeded_limit(self, name: str, size: int, *, of_user: bool = True) -> tuple[str, int] | None:
+    def exceeded_limit(self, name: str, size: int, user: str = "") -> tuple[str, int] | None:
         """The project whose limit is below ``size``, and that limit; None: there is none.
 
         Args:
             name: the claim's project.
             size: devices.
-            of_user: whether limits of users apply to the claim.
+            user: whose limits apply to the claim; empty: those of no user.
         """
         for one in self.lineage(name):
             project = self._by_name.get(one)
-            for most in (project.devices_max, project.user_devices_max if of_user else None) if project else ():
+            for most in (project.devices_max, project.user_limit(user)) if project else ():
                 if most is not None and size > most:
                     return one, most
         return None
@@ -405,6 +439,7 @@ def check_project(project: Project, projects: Projects, pools: Mapping[PoolName,
     check_project_name(project.name)
     _check_numbers(project)
     _check_members(project)
+    _check_user_limits(project)
     _check_aliases(project, projects)
     parent = parent_of(project.name)
     if parent and parent not in projects.by_name:
@@ -507,16 +542,38 @@ def _check_members(project: Project) -> None:
         )
     for what, names in (("member", project.members), ("admin", project.admins)):
         for name in names:
-            if not 1 <= len(name) <= MEMBER_CHARS_MAX or not name.isprintable():
-                raise _invalid(
-                    f"{what} {name[:80]!r} of project {project.name!r} is no name of a subject",
-                    f"use 1 to {MEMBER_CHARS_MAX} characters, as in the subject of an access key",
-                )
+            _check_subject_name(project, what, name)
     if project.name.partition("/")[0] == DEFAULT_PROJECT and (project.admins or project.open):
         raise _invalid(
             f"project {project.name!r} can have no admins, and cannot be open",
             f"what is in {DEFAULT_PROJECT!r} is its owner's alone: make another project",
         )
+
+
+def _check_subject_name(project: Project, what: str, name: str) -> None:
+    if not 1 <= len(name) <= MEMBER_CHARS_MAX or not name.isprintable():
+        raise _invalid(
+            f"{what} {name[:80]!r} of project {project.name!r} is no name of a subject",
+            f"use 1 to {MEMBER_CHARS_MAX} characters, as in the subject of an access key",
+        )
+
+
+def _check_user_limits(project: Project) -> None:
+    limits = project.user_limits
+    if len(limits) > USER_LIMITS_MAX:
+        raise _invalid(
+            f"project {project.name!r} would limit {len(limits)} users; at most {USER_LIMITS_MAX} are allowed",
+            "set user_devices_max to what most users may hold, and name only the others",
+        )
+    for at, limit in enumerate(limits):
+        _check_subject_name(project, "user", limit.subject)
+        if at and limits[at - 1].subject == limit.subject:
+            raise _invalid(f"project {project.name!r} limits user {limit.subject!r} twice", "keep one of the limits")
+        if not 0 <= limit.devices_max <= LIMIT_MAX:
+            raise _invalid(
+                f"the limit {limit.devices_max} of user {limit.subject!r} of project {project.name!r} is out of range",
+                f"use 0 to {LIMIT_MAX}",
+            )
 
 
 def _check_aliases(project: Project, projects: Projects) -> None:

@@ -130,7 +130,7 @@ def _limit_reason(
     if not projects or not size:
         return None
     above = [project for name in projects.lineage(claim.spec.project) if (project := projects.get(name)) is not None]
-    limited = [project for project in above if project.devices_max is not None or project.user_devices_max is not None]
+    limited = [project for project in above if project.devices_max is not None or project.has_user_limits]
     for project in limited:
         holders = [tenant for tenant in list_holders(fleet) if project.name in projects.lineage(tenant.project)]
         held = sum(len(tenant.block) for tenant in holders)
@@ -138,7 +138,7 @@ def _limit_reason(
             blockers = _shown(fleet, sorted(tenant.claim for tenant in holders), visible)
             return _limit(claim, f"project {project.name}", held, project.devices_max, blockers)
         own = [tenant for tenant in holders if tenant.subject == claim.user]
-        mine, user_most = sum(len(tenant.block) for tenant in own), project.user_devices_max if claim.user else None
+        mine, user_most = sum(len(tenant.block) for tenant in own), project.user_limit(claim.user)
         if user_most is not None and mine + size > user_most:
             who = f"{claim.subject} in project {project.name}"
             blockers = _shown(fleet, sorted(tenant.claim for tenant in own), visible)

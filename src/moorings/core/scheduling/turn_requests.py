@@ -100,7 +100,7 @@ def _resolve_project(turn: TurnState, given: CreateClaim) -> CreateClaim:
             f"{given.subject} is not a member of project {name}",
             hint="name a project of yours ('moor get projects'), or ask its admins",
         )
-    limit = projects.exceeded_limit(name, given.spec.size, of_user=not elsewhere)
+    limit = projects.exceeded_limit(name, given.spec.size, "" if elsewhere else given.subject)
     if limit is not None:
         project, most = limit
         detail = f"{given.spec.size} devices are more than the {most} that project {project} may hold at once"

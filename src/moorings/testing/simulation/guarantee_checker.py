@@ -427,7 +427,7 @@ class GuaranteeChecker:
     def _limits(self, claim: Claim) -> list[Project]:
         """The projects whose limits count for a claim, the nearest first."""
         known = (self._ledger.projects.get(name) for name in self._lineage(claim.spec.project))
-        return [one for one in known if one is not None and (one.devices_max, one.user_devices_max) != (None, None)]
+        return [one for one in known if one is not None and (one.devices_max is not None or one.has_user_limits)]
 
     def _is_due(
         self,
@@ -450,7 +450,7 @@ class GuaranteeChecker:
         if spec.queue is not QueueMode.WAIT or pool.topology.ineligible_reason(spec.size, spec.gcds) is not None:
             return False
         limits = self._limits(claim)
-        if any(one.user_devices_max is not None for one in limits):
+        if any(one.has_user_limits for one in limits):
             return False
         if not all(self._leaves_room(limit, everywhere) for limit in limits):
             return False

@@ -535,7 +535,7 @@ def _first(fleet: Fleet) -> Claim | None:
 def _limited(claim: Claim, fleet: Fleet) -> bool:
     """Whether a limit of its project may stop it."""
     known = (fleet.projects.get(name) for name in fleet.projects.lineage(claim.spec.project))
-    return any(one is not None and (one.devices_max, one.user_devices_max) != (None, None) for one in known)
+    return any(one is not None and (one.devices_max is not None or one.has_user_limits) for one in known)
 
 
 def _served_one_day(claim: Claim, fleet: Fleet) -> bool:

@@ -7,12 +7,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from moorings.core.model.block_packing import guaranteeable_sizes
 from moorings.core.model.claims import PRIORITY_MAX
 from moorings.core.model.policy import DefragmentMode, Policy
-from moorings.core.model.projects import DEFAULT_PROJECT, Project, ProjectShare, guaranteed_blocks_in, parent_of
+from moorings.core.model.projects import (
+    DEFAULT_PROJECT,
+    Project,
+    ProjectShare,
+    UserLimit,
+    guaranteed_blocks_in,
+    parent_of,
+)
 from moorings.core.model.topology import Pool
 
 PROJECTS_OF = 0.5  # of all episodes
@@ -21,6 +28,7 @@ NOBODYS = "nobodys"  # a name without a project
 ACCOUNTS = ("vision", "ops", "guests")  # of another scheduler
 SUBJECTS = ("ann", "bob", "cyd")
 PROJECTS_ENOUGH = 4
+LIMITS_OF_SOME = (UserLimit("ann", 8), UserLimit("bob", 0))  # beside a limit for all
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +70,7 @@ def drawn_project(chance: random.Random, name: str, pools: Sequence[Pool], known
     """A project as an admin may define it; it need not be feasible."""
     parent = known.get(parent_of(name))
     shares = [share for pool in pools if (share := _drawn_share(chance, pool, parent, parent_of(name))) is not None]
-    return Project(
+    made = Project(
         name=name,
         shares=tuple(shares),
         weight=chance.choice((0.5, 1.0, 1.0, 2.0)),
@@ -71,6 +79,7 @@ def drawn_project(chance: random.Random, name: str, pools: Sequence[Pool], known
         members=tuple(sorted(chance.sample(SUBJECTS, 2))) if chance.random() < 0.15 else (),
         aliases=(f"slurm/alpha/{chance.choice(ACCOUNTS)}",) if chance.random() < 0.4 else (),
     )
+    return replace(made, user_limits=LIMITS_OF_SOME) if made.user_devices_max is not None else made
 
 
 def _drawn_share(chance: random.Random, pool: Pool, parent: Project | None, above: str) -> ProjectShare | None:
