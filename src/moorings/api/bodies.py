@@ -21,7 +21,7 @@ from pydantic_core import ErrorDetails
 from moorings.core.model.access import Role
 from moorings.core.model.claims import QueueMode
 from moorings.core.model.errors import MooringsError
-from moorings.core.model.projects import ALIASES_MAX, MEMBER_CHARS_MAX, MEMBERS_MAX, WEIGHT_MAX
+from moorings.core.model.projects import ALIASES_MAX, MEMBER_CHARS_MAX, MEMBERS_MAX, USER_LIMITS_MAX, WEIGHT_MAX
 from moorings.core.model.topology import DEVICES_MAX
 from moorings.wire.codec import to_camel_case
 from moorings.workloads.appliance import ApplianceJobType
@@ -46,9 +46,8 @@ _SizeText = Annotated[str, Field(pattern="^[1-9][0-9]{0,6}$")]
 _Seconds = Annotated[float, Field(ge=0, le=SECONDS_MAX)]
 
 # Fields with a bound that does not follow from their names. core and workloads check theirs again.
-_Subjects: Any = Annotated[
-    tuple[Annotated[str, Field(max_length=MEMBER_CHARS_MAX, pattern=_NO_NUL)], ...], Field(max_length=MEMBERS_MAX)
-]
+_Subject = Annotated[str, Field(max_length=MEMBER_CHARS_MAX, pattern=_NO_NUL)]
+_Subjects: Any = Annotated[tuple[_Subject, ...], Field(max_length=MEMBERS_MAX)]
 _BOUNDS: Mapping[tuple[str, str], object] = {
     ("AcceleratorsShape", "resources"): _Amounts | None,
     ("ApplianceShape", "kind"): Literal[tuple(kind.value for kind in ApplianceJobType)],
@@ -76,6 +75,7 @@ _BOUNDS: Mapping[tuple[str, str], object] = {
     ("ProjectRequest", "aliases"): Annotated[tuple[_Short, ...], Field(max_length=ALIASES_MAX)],
     ("ProjectRequest", "admins"): _Subjects | None,
     ("ProjectRequest", "members"): _Subjects,
+    ("ProjectRequest", "user_limits"): Annotated[Mapping[_Subject, _Whole], Field(max_length=USER_LIMITS_MAX)] | None,
     ("ProjectRequest", "weight"): Annotated[float, Field(gt=0, le=WEIGHT_MAX)],
     ("ShareShape", "blocks"): Annotated[
         Mapping[_SizeText, Annotated[int, Field(ge=1, le=DEVICES_MAX)]], Field(min_length=1, max_length=ENTRIES_MAX)

@@ -12,7 +12,7 @@ from moorings.core.model.claims import AUTO_SIGNAL, CheckpointContract, ClaimId,
 from moorings.core.model.devices import PoolName
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.inputs import DefragmentPool
-from moorings.core.model.projects import Project, ProjectShare
+from moorings.core.model.projects import Project, ProjectShare, UserLimit
 from moorings.core.model.queue_reports import QueuedJob
 from moorings.core.model.timestamps import Timestamp
 from moorings.wire.codec import parse_time
@@ -139,6 +139,7 @@ def project_from(name: str, request: ProjectRequest) -> Project:
         aliases=tuple(request.aliases),
         admins=tuple(request.admins or ()),
         open=bool(request.open),
+        user_limits=tuple(UserLimit(subject, most) for subject, most in (request.user_limits or {}).items()),
     )
 
 

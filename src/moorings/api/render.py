@@ -359,8 +359,12 @@ def queue_body(view: QueueView) -> QueueBody:
     )
 
 
-def project_body(project: Project, *, with_people: bool) -> ProjectBody:
-    """A project; without its people only whether there are any."""
+def project_body(project: Project, reader: str, *, with_people: bool) -> ProjectBody:
+    """A project for a reader; without its people only whether there are any, and the reader's own limit."""
+    limits = {limit.subject: limit.devices_max for limit in project.user_limits}
+    own = project.user_limit(reader) if limits else None
+    if not with_people:
+        limits = {reader: own} if own is not None else {}
     return ProjectBody(
         name=project.name,
         shares=tuple(ShareShape(pool=share.pool, blocks=_counts(share.blocks)) for share in project.shares),
@@ -375,6 +379,8 @@ def project_body(project: Project, *, with_people: bool) -> ProjectBody:
         admins=(project.admins if with_people else (HIDDEN,)) if project.admins else None,
         open=project.open or None,
         aliases=project.aliases,
+        user_limits=limits or None,
+        user_limits_hidden=True if project.user_limits and not with_people else None,
     )
 
 
@@ -558,6 +564,6 @@ def _hide_members(name: str, data: Any) -> None:  # noqa: ANN401 - what JSON hol
     if name == "turn.decided":
         projects = [given.get("project") for _, given in data.get("inputs", ())]
     for project in projects:
-        for names in ("members", "admins"):
+        for names in ("members", "admins", "user_limits"):
             if isinstance(project, dict) and project.get(names):
                 project[names] = [HIDDEN]

@@ -1,4 +1,4 @@
-"""Guarantees as text: ``pod64=16x2,4x1`` is two blocks of 16 and one of 4."""
+"""Guarantees and limits as text: ``pod64=16x2,4x1`` is two blocks of 16 and one of 4."""
 
 from __future__ import annotations
 
@@ -74,6 +74,37 @@ def blocks_text(blocks: Mapping[str, int]) -> str:
     """Blocks of one pool, the largest first: ``16x2,4x1``."""
     ordered = sorted(blocks.items(), key=lambda block: int(block[0]), reverse=True)
     return ",".join(f"{size}x{count}" for size, count in ordered)
+
+
+def parse_user_limits(texts: Sequence[str], before: Mapping[str, int]) -> dict[str, int]:
+    """The limits of single users, by subject, after a change of those ``before``.
+
+    Args:
+        texts: ``SUBJECT=N``; ``SUBJECT=none``: it has none of its own; ``none``: all those before are removed.
+        before: those that there are.
+
+    Raises:
+        MooringsError: ``project.invalid``.
+    """
+    changes: dict[str, int | None] = {}
+    for text in texts:
+        subject, equals, most = text.rpartition("=")
+        if text == NONE:
+            before = {}
+        elif not equals or not subject:
+            detail = f"user limit {text[:80]!r} is no SUBJECT=N"
+            raise MooringsError("project.invalid", detail, hint="write --user-limit ann=8, or none to remove all")
+        elif subject in changes:
+            detail = f"user limit {text[:80]!r} names {subject[:80]!r} again"
+            raise MooringsError("project.invalid", detail, hint="keep one of the two")
+        else:
+            changes[subject] = parse_limit(most)
+    return {subject: most for subject, most in {**before, **changes}.items() if most is not None}
+
+
+def format_user_limits(limits: Mapping[str, int]) -> str:
+    """Limits of single users as text: ``ann=8,bob=0``; empty: there are none."""
+    return ",".join(f"{subject}={most}" for subject, most in limits.items())
 
 
 def parse_limit(text: str, what: str = "limit of devices") -> int | None:

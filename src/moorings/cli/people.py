@@ -56,25 +56,26 @@ def summarize_users(
     devices: Counter[str] = Counter()
     for pool in pools:
         devices[pool.accelerator] += pool.devices
-    limits = [(project.name, project.user_devices_max) for project in projects if project.user_devices_max is not None]
+    known = list(projects)
     entries_of: dict[str, list[QueueEntry]] = defaultdict(list)
     for entry in entries:
         entries_of[entry.user].append(entry)
-    found = [_summary(user, own, devices, limits) for user, own in entries_of.items()]
+    found = [_summary(user, own, devices, known) for user, own in entries_of.items()]
     return sorted(found, key=lambda each: (-each.share, -sum(each.held.values()), -each.waiting, each.user))
 
 
 def _summary(
-    user: str, own: Sequence[QueueEntry], devices: Mapping[str, int], limits: Iterable[tuple[str, int]]
+    user: str, own: Sequence[QueueEntry], devices: Mapping[str, int], projects: Iterable[ProjectBody]
 ) -> UserSummary:
     held: Counter[str] = Counter()
     for entry in own:
         if not entry.is_waiting and entry.size:
             held[entry.accelerator] += entry.size
     quotas = (
-        UserQuota(name, _held_within(name, own), most)
-        for name, most in limits
-        if any(is_within(entry.project, name) for entry in own)
+        UserQuota(project.name, _held_within(project.name, own), most)
+        for project in projects
+        if (most := find_user_limit(project, user)) is not None
+        and any(is_within(entry.project, project.name) for entry in own)
     )
     return UserSummary(
         user,
@@ -86,13 +87,20 @@ def _summary(
     )
 
 
+def find_user_limit(project: ProjectBody, user: str) -> int | None:
+    """What a user may hold in a project, at most; None: there is no limit, or the reader does not see it."""
+    usual = None if project.user_limits_hidden else project.user_devices_max
+    return (project.user_limits or {}).get(user, usual)
+
+
 def find_devices_left(
-    project: str, own: Sequence[QueueEntry], projects: Iterable[ProjectBody], quotas: Sequence[QuotaBody]
+    project: str, user: str, own: Sequence[QueueEntry], projects: Iterable[ProjectBody], quotas: Sequence[QuotaBody]
 ) -> DevicesLeft | None:
     """What the limits of a project and those above it leave a user; None: no limit is known.
 
     Args:
         project: by its path.
+        user: the reader's own name.
         own: the user's entries.
         projects: all that are defined.
         quotas: what the projects hold.
@@ -101,9 +109,9 @@ def find_devices_left(
     for above in projects:
         if not is_within(project, above.name):
             continue
-        if above.user_devices_max is not None:
-            held = _held_within(above.name, own)
-            found.append(DevicesLeft(above.name, max(0, above.user_devices_max - held), above.user_devices_max))
+        most = find_user_limit(above, user)
+        if most is not None:
+            found.append(DevicesLeft(above.name, max(0, most - _held_within(above.name, own)), most))
         if above.devices_max is not None:
             used = sum(quota.held + quota.borrowed for quota in quotas if quota.project == above.name)
             found.append(DevicesLeft(above.name, max(0, above.devices_max - used), above.devices_max))

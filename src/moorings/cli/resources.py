@@ -12,7 +12,7 @@ from functools import partial
 from itertools import groupby
 from typing import Any, Generic, TypeVar
 
-from moorings.cli.guarantees import blocks_text, format_guarantees
+from moorings.cli.guarantees import blocks_text, format_guarantees, format_user_limits
 from moorings.cli.queue_entries import QueueEntry
 from moorings.core.model.quantities import age_text, amount_text, duration_text
 from moorings.core.model.timestamps import Timestamp, seconds_between
@@ -401,6 +401,7 @@ PROJECTS: ResourceKind[ProjectBody] = ResourceKind(
         TableColumn("GUARANTEED", lambda item, _now: format_guarantees(item.shares)),
         TableColumn("DEVICES_MAX", field_cell("devices_max")),
         TableColumn("USER_MAX", field_cell("user_devices_max")),
+        wide("USER_LIMITS", lambda item, _now: format_user_limits(item.user_limits or {})),
         wide("PRIORITY_MAX", field_cell("priority_max")),
         wide("WAITING_MAX", field_cell("waiting_max")),
         wide("WAITING_BYTES_MAX", field_cell("waiting_bytes_max")),

@@ -21,7 +21,7 @@ from moorings.core.model.errors import MooringsError
 from moorings.core.model.policy import DEFAULT_POLICY as USUAL_POLICY
 from moorings.core.model.policy import Policy, parse_policy
 from moorings.core.model.pools import parse_pools
-from moorings.core.model.projects import Project, Projects, ProjectShare, check_project
+from moorings.core.model.projects import Project, Projects, ProjectShare, UserLimit, check_project
 from moorings.core.model.quantities import age_text, join_first
 from moorings.core.model.toml_table import TomlTable
 from moorings.core.model.topology import AnySubset, Pool, PowerOfTwo
@@ -30,8 +30,8 @@ USUAL = "the defaults"
 _WRITE_POOL = "write power-of-two:8x64, any-subset:512 or the name of a pools file"
 _POOL_KEYS = "'man moorings-pools' lists all keys of a pools file"
 _PROJECT_KEYS = (
-    "each [[project]] has a name of its own, and may have guarantee, weight, devices_max and user_devices_max; "
-    'write weight = 2.0, guarantee = ["pod64=16x2"]'
+    "each [[project]] has a name of its own, and may have guarantee, weight, devices_max, user_devices_max and "
+    'user_limits; write weight = 2.0, guarantee = ["pod64=16x2"], user_limits = { ann = 8 }'
 )
 _POOLS_SHOWN = 8
 _SPEC = re.compile(r"(power-of-two:([1-9][0-9]{0,5})x([1-9][0-9]{0,5})|any-subset:([1-9][0-9]{0,6}))")
@@ -148,6 +148,7 @@ def _project(table: TomlTable, pools: Mapping[PoolName, Pool]) -> Project:
         if error.detail.startswith(table.location("guarantee")):
             raise
         table.fail_at("guarantee", error.detail, error.hint)
+    limits = table.table("user_limits")
     project = Project(
         name=table.text("name"),
         shares=tuple(
@@ -158,6 +159,7 @@ def _project(table: TomlTable, pools: Mapping[PoolName, Pool]) -> Project:
         weight=table.number("weight", 1.0),
         devices_max=table.integer("devices_max") if table.has("devices_max") else None,
         user_devices_max=table.integer("user_devices_max") if table.has("user_devices_max") else None,
+        user_limits=tuple(UserLimit(subject, limits.integer(subject)) for subject in limits.keys()),
     )
     table.reject_unknown_keys()
     return project

@@ -206,6 +206,7 @@ class ProjectRequest:
     aliases: tuple[str, ...] = ()
     admins: tuple[str, ...] | None = None
     open: bool | None = None
+    user_limits: Mapping[str, int] | None = None
     version: int | None = None
 
 
@@ -578,7 +579,8 @@ class ExplanationBody:
 class ProjectBody:
     """A project: what it is guaranteed, and what it may hold.
 
-    Only admins see who its ``members`` and ``admins`` are, and these themselves.
+    Only admins see who its ``members`` and ``admins`` are and all of its ``user_limits``, and these themselves. To
+    others ``user_limits_hidden`` says that there are some, and ``user_limits`` has what they may hold themselves.
     """
 
     name: str
@@ -594,6 +596,8 @@ class ProjectBody:
     aliases: tuple[str, ...] = ()
     admins: tuple[str, ...] | None = None
     open: bool | None = None
+    user_limits: Mapping[str, int] | None = None
+    user_limits_hidden: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

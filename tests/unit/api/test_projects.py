@@ -14,7 +14,7 @@ from moorings.core.model.claims import ClaimId, ClaimSpec, ClaimState
 from moorings.core.model.events import Event, canonical_json
 from moorings.core.model.inputs import DefragmentPool, ReleaseClaim, SetProject
 from moorings.core.model.policy import DEFAULT_POLICY, DefragmentMode, Policy
-from moorings.core.model.projects import Project, ProjectShare
+from moorings.core.model.projects import Project, ProjectShare, UserLimit
 from moorings.core.model.serialization import to_plain
 from moorings.core.model.timestamps import Timestamp
 from moorings.core.model.topology import Block
@@ -43,6 +43,7 @@ VISION = {
     "waitingBytesMax": 1 << 26,
     "members": ["ann", "bob"],
     "aliases": ["slurm/alpha/vision"],
+    "userLimits": {"bob": 0, "ann": 12},
 }
 
 
@@ -62,6 +63,7 @@ async def test_a_project_with_slashes_in_its_name_is_made_shown_and_deleted(
         waiting_bytes_max=1 << 26,
         members=("ann", "bob"),
         aliases=("slurm/alpha/vision",),
+        user_limits=(UserLimit("ann", 12), UserLimit("bob", 0)),
     )
     assert controller.seen[-1] == (asked, None)
     shown = await api.get("/v1/projects/lab%2Fvision", headers=AS_ADMIN)
@@ -77,6 +79,7 @@ async def test_a_project_with_slashes_in_its_name_is_made_shown_and_deleted(
         waiting_bytes_max=1 << 26,
         members=("ann", "bob"),
         aliases=("slurm/alpha/vision",),
+        user_limits={"ann": 12, "bob": 0},
     )
     assert (await api.delete("/v1/projects/lab/vision", headers=AS_ADMIN)).status_code == 204
     assert (await api.get("/v1/projects/lab/vision")).json()["code"] == "project.unknown"
@@ -97,6 +100,24 @@ async def test_members_are_for_admins_and_others_see_whether_there_are_any(api: 
     assert told == [("lab", [HIDDEN]), ("open", [])]
 
 
+async def test_a_user_sees_its_own_limit_and_whether_others_have_one(api: httpx2.AsyncClient) -> None:
+    reader = KEYS[USER].subject
+    for limits, most, shown in (
+        ({"bob": 3}, 4, {reader: 4}),
+        ({"bob": 3, reader: 0}, 4, {reader: 0}),
+        ({"bob": 3}, None, None),
+    ):
+        name = f"lab{len(limits)}{most}"
+        whole = {"userLimits": limits, "userDevicesMax": most}
+        await api.put(f"/v1/projects/{name}", json=whole, headers=AS_ADMIN)
+        answer = (await api.get(f"/v1/projects/{name}")).json()
+        assert (answer.get("userLimits"), answer["userLimitsHidden"]) == (shown, True)
+        answer = (await api.get(f"/v1/projects/{name}", headers=AS_ADMIN)).json()
+        assert (answer["userLimits"], answer.get("userLimitsHidden")) == (limits, None)
+    await api.put("/v1/projects/open", json={"userDevicesMax": 4}, headers=AS_ADMIN)
+    assert {"userLimits", "userLimitsHidden"}.isdisjoint((await api.get("/v1/projects/open")).json())
+
+
 async def test_only_admins_change_projects(api: httpx2.AsyncClient) -> None:
     for answer in (await api.put("/v1/projects/lab", json={}), await api.delete("/v1/projects/lab")):
         assert (answer.status_code, answer.json()["code"]) == (403, "auth.denied")
@@ -115,6 +136,11 @@ async def test_only_admins_change_projects(api: httpx2.AsyncClient) -> None:
         {"members": ["a" * 121]},
         {"members": ["a\0"]},
         {"aliases": ["slurm/a/b"] * 257},
+        {"userLimits": {"a" * 121: 1}},
+        {"userLimits": {"a\0": 1}},
+        {"userLimits": {"ann": "4"}},
+        {"userLimits": {"ann": None}},
+        {"userLimits": ["ann"]},
         {"name": "lab"},
     ],
     ids=json.dumps,
@@ -291,7 +317,7 @@ async def test_a_checkpoint_at_no_time_is_refused(api: httpx2.AsyncClient) -> No
 
 
 def test_the_log_hides_members_from_all_but_admins() -> None:
-    project = Project(name="lab", members=("bob",))
+    project = Project(name="lab", members=("bob",), user_limits=(UserLimit("bob", 3),))
     occasion = TurnContext(START, START, Policy())
     given: list[AnyInput] = [SetProject(project, None), ReleaseClaim(ClaimId("claim-1"), "done")]
     events = [
@@ -302,5 +328,5 @@ def test_the_log_hides_members_from_all_but_admins() -> None:
     rows = [EventRow(Seq(number), event) for number, event in enumerate(events)]
     hidden, shown = ([event_body(row, KEYS[key]).data for row in rows] for key in (USER, ADMIN))
     assert ["bob" in json.dumps(data) for data in hidden] == [False, False, False]
-    assert [json.dumps(data).count(HIDDEN) for data in hidden] == [1, 1, 0]
+    assert [json.dumps(data).count(HIDDEN) for data in hidden] == [2, 2, 0]
     assert ["bob" in json.dumps(data) for data in shown] == [True, True, False]

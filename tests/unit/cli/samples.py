@@ -201,6 +201,7 @@ PROJECTS = (
         waiting_max=500,
         waiting_bytes_max=64 << 20,
         aliases=("slurm/alpha/vision",),
+        user_limits={"ann": 12, "bob": 0},
     ),
     ProjectBody(name="open", shares=(), weight=1.0, version=1),
 )

@@ -4,7 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from moorings.cli.guarantees import blocks_text, format_guarantees, parse_guarantees, parse_limit
+from moorings.cli.guarantees import (
+    blocks_text,
+    format_guarantees,
+    format_user_limits,
+    parse_guarantees,
+    parse_limit,
+    parse_user_limits,
+)
 from moorings.core.model.errors import MooringsError
 from moorings.wire.codec import encode
 from moorings.wire.shapes import ShareShape
@@ -75,6 +82,35 @@ def test_what_is_no_limit(text):
         parse_limit(text)
 
 
+@cases(
+    ("texts", "after"),
+    [
+        ([], {"ann": 1, "bob": 2}),
+        (["ann=8"], {"ann": 8, "bob": 2}),
+        (["eve=0", "bob=none"], {"ann": 1, "eve": 0}),
+        (["none"], {}),
+        (["eve=3", "none"], {"eve": 3}),
+        (["none=3"], {"ann": 1, "bob": 2, "none": 3}),
+        (["a=b=3"], {"ann": 1, "bob": 2, "a=b": 3}),
+    ],
+)
+def test_a_user_limit_changes_that_of_its_own_subject(texts, after):
+    assert parse_user_limits(texts, {"ann": 1, "bob": 2}) == after
+
+
+@cases("texts", [["ann"], ["=3"], ["ann="], ["ann=-1"], ["ann=many"], ["ann=1", "ann=2"], ["ann=1", "ann=none"]])
+def test_what_is_no_user_limit(texts):
+    with pytest.raises(MooringsError) as caught:
+        parse_user_limits(texts, {})
+    assert caught.value.code == "project.invalid"
+    assert caught.value.hint
+
+
+def test_user_limits_that_are_shown_can_be_given_back():
+    limits = {"ann": 8, "bob": 0}
+    assert parse_user_limits(format_user_limits(limits).split(","), {}) == limits
+
+
 # -- commands
 
 
@@ -130,9 +166,24 @@ def test_only_what_is_given_changes_and_the_version_goes_along(server, moor):
         "aliases": [],
         "version": 3,
     }
+    moor("set", "project", "lab", "--user-limit", "eve=8")
+    assert server.seen[-1].json["userLimits"] == {"eve": 8}
     moor("set", "project", "lab", "--guarantee", "gpu=none", "--member", "carol")
     assert server.seen[-1].json["shares"] == [encode(ShareShape(pool="pod64", blocks={"4": 1, "16": 2}))]
     assert server.seen[-1].json["members"] == ["carol"]
+
+
+def test_user_limits_stay_until_they_are_changed(server, moor):
+    server.on("GET", "/v1/projects/lab%2Fvision", body(VISION))
+    server.on("PUT", "/v1/projects/lab%2Fvision", body(VISION))
+    for words, limits in (
+        (["--weight", "3"], {"ann": 12, "bob": 0}),
+        (["--user-limit", "bob=4"], {"ann": 12, "bob": 4}),
+        (["--user-limit", "bob=none"], {"ann": 12}),
+        (["--user-limit", "none"], None),
+    ):
+        assert moor("set", "project", "lab/vision", *words)[0] == 0
+        assert server.seen[-1].json.get("userLimits") == limits
 
 
 def test_who_changed_it_meanwhile_is_not_overwritten(server, moor):
@@ -146,6 +197,7 @@ def test_nonsense_is_refused_before_any_network(server, moor):
         ("create", "project", "lab//vision"),
         ("create", "project", "lab", "--guarantee", "pod64"),
         ("create", "project", "lab", "--devices-max", "many"),
+        ("create", "project", "lab", "--user-limit", "ann"),
         ("create", "project", "claim/lab"),
         ("set", "project", "lab"),
         ("delete", "project", "lab"),

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from moorings.cli.simulation import read_pools
+from moorings.cli.simulation import read_pools, read_projects
 from moorings.cli.timeline_svg import COLUMNS, _means, timeline
 from moorings.core.forecast.simulation import UsageLevel
 from moorings.core.model.errors import MooringsError
@@ -110,6 +110,7 @@ def test_sizes_that_no_pool_has_are_refused_or_rounded_up(moor, tmp_path):
             "bad.toml:3: there is no pool 'x'",
         ),
         ("bad.toml", '[[project]]\nname = "a"\nguarantee = ["pool"]\n', "--projects", "bad.toml:3: guarantee 'pool'"),
+        ("bad.toml", '[[project]]\nname = "a"\nuser_limits = { ann = "8" }\n', "--projects", "bad.toml:3: ann must be"),
         ("bad.toml", '[[project]]\nname = "a"\nguarantee = ["pool=64x2"]\n', "--projects", "bad.toml:2: pool 'pool'"),
     ],
 )
@@ -141,6 +142,12 @@ def test_jobs_of_a_kind_that_no_pool_has_are_counted_as_such(moor, tmp_path):
     ]
     (tmp_path / "kinds.csv").write_text("arrives,runs,size,kind\n0,1,4,gpu\n0,1,4,ipu\n")
     assert "of a size" not in moor("simulate", "kinds.csv", "--pool", "power-of-two:1x64")[1]
+
+
+def test_projects_in_a_file_may_limit_users(tmp_path):
+    (tmp_path / "limits.toml").write_text('[[project]]\nname = "a"\nuser_devices_max = 4\nuser_limits = { ann = 8 }\n')
+    lab = read_projects(tmp_path / "limits.toml", ()).by_name["a"]
+    assert [lab.user_limit(name) for name in ("ann", "bob")] == [8, 4]
 
 
 @pytest.mark.parametrize(

@@ -81,18 +81,31 @@ def test_a_users_quota_counts_what_is_held_in_the_project_and_below_it():
     assert by_user["bob"].user_quotas == ()
 
 
+def test_a_users_quota_is_its_own_limit_if_it_has_one():
+    own = replace(LAB, user_limits={"bob": 0, "eve": 12})
+    entries = [entry(user, project="lab") for user in ("ann", "bob", "eve")]
+    by_user = {user.user: user for user in summarize_users(entries, (), [own])}
+    assert [by_user[name].user_quotas[0].most for name in ("ann", "bob", "eve")] == [8, 0, 12]
+    left = find_devices_left("lab", "eve", entries[2:], [own], ())
+    assert left is not None
+    assert (left.left, left.most) == (8, 12)
+    seen = replace(own, user_limits={"ann": 8}, user_limits_hidden=True)
+    by_user = {user.user: user for user in summarize_users(entries, (), [seen])}
+    assert [len(by_user[name].user_quotas) for name in ("ann", "bob", "eve")] == [1, 0, 0], "those of others are hidden"
+
+
 def test_the_tightest_limit_says_what_is_left():
     own = [entry("ann", 5, project="lab/vision")]
     whole = replace(LAB, name="lab/vision", user_devices_max=None, devices_max=10)
     quotas = [replace(samples.QUOTAS[0], project="lab/vision", held=6, borrowed=3)]
-    left = find_devices_left("lab/vision", own, [LAB, whole], quotas)
+    left = find_devices_left("lab/vision", "ann", own, [LAB, whole], quotas)
     assert left is not None
     assert (left.project, left.left, left.most) == ("lab/vision", 1, 10)
-    left = find_devices_left("lab", own, [LAB, whole], quotas)
+    left = find_devices_left("lab", "ann", own, [LAB, whole], quotas)
     assert left is not None
     assert (left.project, left.left, left.most) == ("lab", 3, 8)
-    assert find_devices_left("label", own, [LAB, whole], quotas) is None
-    over = find_devices_left("lab", [entry("ann", 20, project="lab")], [LAB], ())
+    assert find_devices_left("label", "ann", own, [LAB, whole], quotas) is None
+    over = find_devices_left("lab", "ann", [entry("ann", 20, project="lab")], [LAB], ())
     assert over is not None
     assert over.left == 0
 

@@ -26,7 +26,8 @@ def _name(project: Project) -> str:
 
 
 def _body(call: RequestContext, project: Project) -> ProjectBody:
-    return project_body(project, with_people=call.controller.projects.knows_people(call.caller, project))
+    with_people = call.controller.projects.knows_people(call.caller, project)
+    return project_body(project, call.caller.subject, with_people=with_people)
 
 
 async def get_project(call: RequestContext) -> Response:

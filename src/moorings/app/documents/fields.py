@@ -23,6 +23,7 @@ from moorings.core.model.projects import (
     LIMIT_MAX,
     MEMBER_CHARS_MAX,
     MEMBERS_MAX,
+    USER_LIMITS_MAX,
     WEIGHT_MAX,
 )
 from moorings.core.model.queue_reports import INSTANCE_ID_CHARS, QUEUE_JOBS_MAX
@@ -197,6 +198,10 @@ FIELDS: dict[tuple[str, str], tuple[str, str]] = {
         "So many devices it and those below it hold at once, at most; no limit if it is left out.",
     ),
     ("ProjectRequest", "userDevicesMax"): (f"0 to {LIMIT_MAX:,}", "So many of them one subject holds, at most."),
+    ("ProjectRequest", "userLimits"): (
+        f"at most {USER_LIMITS_MAX:,} subjects of at most {MEMBER_CHARS_MAX} characters, with 0 to {LIMIT_MAX:,} each",
+        "For these subjects in place of `userDevicesMax`; 0: nothing.",
+    ),
     ("ProjectRequest", "priorityMax"): (
         f"0 to {PRIORITY_MAX:,}",
         "The highest that may be asked for in its name, but by admins; left out: as above it, else as the policy says.",

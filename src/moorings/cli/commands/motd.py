@@ -83,7 +83,7 @@ def _load(session: CommandContext, deadline_s: float) -> LoginFacts:
         above = [each for each in projects if is_within(project, each.name)]
         quotas = client.list_quotas() if any(each.devices_max is not None for each in above) else ()
         own = [entry for entry in entries if entry.user == user]
-        return LoginFacts(pools, entries, user, find_devices_left(project, own, above, quotas))
+        return LoginFacts(pools, entries, user, find_devices_left(project, user, own, above, quotas))
 
 
 def _process_age_s() -> float:

@@ -18,7 +18,7 @@ from moorings.cli.command_tree import (
     strip_nouns,
 )
 from moorings.cli.confirm import confirm, yes_option
-from moorings.cli.guarantees import NONE, parse_guarantees, parse_limit
+from moorings.cli.guarantees import NONE, parse_guarantees, parse_limit, parse_user_limits
 from moorings.cli.printing import make_printer, output_option
 from moorings.cli.resources import PROJECTS
 from moorings.core.model.projects import check_project_name
@@ -45,6 +45,13 @@ _values = options(
     ),
     click.option("--devices-max", metavar="N", help="Maximum number of devices held at once (no limit)."),
     click.option("--user-devices-max", metavar="N", help="One subject holds so many of them at most (no limit)."),
+    click.option(
+        "--user-limit",
+        "user_limits",
+        metavar="SUBJECT=N",
+        multiple=True,
+        help="This subject holds so many of them at most, 0 for nothing, whatever --user-devices-max is.",
+    ),
     click.option(
         "--priority-max",
         metavar="N",
@@ -102,6 +109,7 @@ set = NounGroup(  # noqa: A001 - a command is found by its name
         "moor set project lab --weight 2",
         "moor set project lab --guarantee pod64=none --devices-max none",
         "moor set project lab/vision --member ann --member bert",
+        "moor set project default --user-devices-max 4 --user-limit ann=8",
     ),
     no_args_is_help=True,
 )
@@ -115,9 +123,9 @@ set = NounGroup(  # noqa: A001 - a command is found by its name
 def set_project(session: CommandContext, /, name: str, *, output: str | None, **values: Any) -> None:  # noqa: ANN401
     """Change a project; what is not given stays as it is.
 
-    A guarantee changes that of its own pool alone. Members and aliases that are given take the place of those before.
-    Where there is to be no guarantee, limit, member or alias, say none. Its own admins may change the members of a
-    project.
+    A guarantee changes that of its own pool alone, and a user limit that of its own subject. Members and aliases that
+    are given take the place of those before. Where there is to be no guarantee, limit, member or alias, say none. Its
+    own admins may change the members of a project.
     """
     if not any(value is not None and value != () for value in values.values()):
         raise click.UsageError("nothing is to be changed")
@@ -147,6 +155,7 @@ def _request(project: ProjectBody) -> ProjectRequest:
         weight=project.weight,
         devices_max=project.devices_max,
         user_devices_max=project.user_devices_max,
+        user_limits=project.user_limits,
         priority_max=project.priority_max,
         waiting_max=project.waiting_max,
         waiting_bytes_max=project.waiting_bytes_max,
@@ -171,6 +180,8 @@ def _changed(session: CommandContext, request: ProjectRequest, values: Mapping[s
     for name in ("devices_max", "user_devices_max"):
         if values[name] is not None:
             changes[name] = parse_limit(values[name])
+    if values["user_limits"]:
+        changes["user_limits"] = parse_user_limits(values["user_limits"], request.user_limits or {}) or None
     if values["priority_max"] is not None:
         changes["priority_max"] = parse_limit(values["priority_max"], "priority")
     if values["waiting_max"] is not None:
