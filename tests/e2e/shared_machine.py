@@ -1,7 +1,7 @@
 """A machine that three people share, in a mount namespace: real accounts, the real daemon, controller and ``moor``.
 
-Accounts, homes, ``/run``, ``/var/lib``, ``/opt`` and the cgroups are of this namespace: the machine of the tests keeps
-its own. The programs are those of the tests, laid where other users can read them.
+Accounts, ``/etc``, homes, ``/run``, ``/var/lib``, ``/opt`` and the cgroups are of this namespace: the tests' machine
+keeps its own. The programs are those of the tests, laid where other users can read them.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ _PATH = "/usr/local/bin:/usr/bin:/bin"
 
 _LAY_OUT = """
 files=$1 python=$2 site=$3 sources=$4 cgroups=$5
-for name in passwd shadow group gshadow; do mount --bind "$files/$name" "/etc/$name"; done
 mount -t tmpfs -o mode=755 tmpfs /mnt
+cp -a /etc /mnt/etc; mkdir -p /mnt/etc/moorings; mount --bind /mnt/etc /etc
+for name in passwd shadow group gshadow; do mount --bind "$files/$name" "/etc/$name"; done
 mkdir /mnt/python /mnt/site /mnt/src
 mount --bind "$python" /mnt/python; mount --bind "$site" /mnt/site; mount --bind "$sources" /mnt/src
 top=/$(echo "$python" | cut -d/ -f2) # a Python below /root, say, is found there by its own libraries

@@ -82,6 +82,32 @@ def test_root_and_those_without_an_account_have_no_jobs(machine: SharedMachineRi
     assert (refused.returncode, "root's jobs are not started here" in refused.stderr) == (4, True), refused.stderr
 
 
+@pytest.mark.slow
+def test_root_writes_a_file_with_quotas_for_each_person(machine: SharedMachineRig) -> None:
+    file = machine.root / "etc/moorings/quotas.toml"
+
+    def limits() -> str:
+        return machine.moor("root", "get", "projects", "-o", "csv").stdout
+
+    def attempt(name: str, size: int) -> int:
+        return machine.moor(name, "run", "--ipus", str(size), "--", "true").returncode
+
+    try:
+        file.write_text('[devices]\neveryone = 1\nann = 2\n"@eve" = 0\n')
+        until(lambda: "ann=2,eve=0" in limits(), 60, what=machine.logs)
+        assert [attempt("ann", 2), attempt("bob", 1)] == [0, 0]
+        assert 0 not in [attempt("ann", 4), attempt("bob", 2), attempt("eve", 1)]
+        file.write_text("[devices]\neveryone = 64\nanna = 2\n")
+        said = ["doctor", "--only", "quotas"]
+        where = "/etc/moorings/quotas.toml:3: there is no account 'anna'"
+        until(lambda: where in machine.moor("root", *said).stdout, 60, what=machine.logs)
+        assert "ann=2,eve=0" in limits()
+    finally:
+        file.unlink()
+    until(lambda: "ann=2" not in limits(), 60, what=machine.logs)
+    assert attempt("eve", 4) == 0
+
+
 def test_a_job_that_the_controller_refuses_is_taken_back(machine: SharedMachineRig) -> None:
     spool = machine.root / "var/lib/moorings-jobs/spool" / str(PEOPLE["eve"])
     before = set(spool.iterdir()) if spool.exists() else set()

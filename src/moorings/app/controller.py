@@ -32,6 +32,7 @@ from moorings.app.folders import DataFolder, SharedFolder
 from moorings.app.logs import configure
 from moorings.app.machine import read_machine
 from moorings.app.maintenance import MaintenanceContext, file_digest, run_maintenance
+from moorings.app.quotas import QUOTAS_FILE, MachineQuotas
 from moorings.app.replica import ControllerReplica
 from moorings.app.settings import Settings, read_settings
 from moorings.app.tls import make_tls
@@ -155,6 +156,7 @@ async def serve(settings: Settings, arguments: Sequence[str] = ()) -> None:
                     clock=clock,
                     assembly=lambda: replica.assembly,
                     tls=tls,
+                    machine_quotas=MachineQuotas(QUOTAS_FILE, shared.path) if settings.sockets is not None else None,
                 )
                 async with run_maintenance(kept):
                     server = _ControllerServer(replica, tls.server if tls is not None else None)

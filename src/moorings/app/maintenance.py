@@ -26,6 +26,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from moorings.app import logs
+from moorings.app.quotas import MachineQuotas
 from moorings.app.settings import Settings, read_settings
 from moorings.app.state_dump import log_state
 from moorings.app.systemd import SystemdNotifier, feed_watchdog
@@ -47,6 +48,7 @@ log = logging.getLogger("moorings.controller")
 
 PRUNE_S = 3600.0
 RESERVE_S = 10.0
+QUOTAS_S = 10.0
 SWEEP_S = 3600.0  # also before the first sweep: an upgrade of two controllers, one after the other, is over by then
 
 _AT_ONCE = frozenset({"log_level"})
@@ -68,6 +70,7 @@ class MaintenanceContext:
         clock: the time.
         assembly: its parts while it leads, else None.
         tls: its TLS; None: it speaks plain HTTP.
+        machine_quotas: of the people of a shared machine; None: it is none.
     """
 
     settings: Settings
@@ -80,6 +83,7 @@ class MaintenanceContext:
     clock: Clock
     assembly: Callable[[], Assembly | None]
     tls: TlsContexts | None = None
+    machine_quotas: MachineQuotas | None = None
 
     def leading(self) -> Assembly | None:
         """The controller's parts while it leads and knows the records; else None."""
@@ -102,6 +106,8 @@ async def run_maintenance(kept: MaintenanceContext) -> AsyncIterator[None]:
         asyncio.create_task(_keep_reserve(kept), name="keep-reserve"),
         asyncio.create_task(_archive_history_loop(kept), name="sweep-history"),
     ]
+    if kept.machine_quotas is not None:
+        tasks.append(asyncio.create_task(_apply_quotas(kept, kept.machine_quotas), name="quotas"))
     if kept.tls is not None:
         tasks.append(asyncio.create_task(watch_certificates(kept.tls), name="certificates"))
     notifier.send(READY=1, STATUS="serves")
@@ -122,6 +128,15 @@ async def _keep_reserve(kept: MaintenanceContext) -> None:
             with contextlib.suppress(MooringsError):  # the loop meets it, too, and reports it
                 await asyncio.to_thread(assembly.loop.store.ensure_reserve)
         await kept.clock.sleep(RESERVE_S)
+
+
+async def _apply_quotas(kept: MaintenanceContext, quotas: MachineQuotas) -> None:
+    """Set the limits of people as root's file says, while this controller leads."""
+    while True:
+        assembly = kept.leading()
+        if assembly is not None:
+            await quotas.apply(assembly)
+        await kept.clock.sleep(QUOTAS_S)
 
 
 def _rounds(assembly: Assembly | None) -> int | None:

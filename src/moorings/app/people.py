@@ -15,6 +15,7 @@ from moorings.privileged.refusals import Refused
 
 FRESH_S = 30.0  # after which an account is looked up again
 KNOWN_MAX = 4096
+ROOT = Caller("root", Role.ADMIN, "", "uid-0", uid=0)
 
 
 class MachinePeople:
@@ -38,7 +39,7 @@ class MachinePeople:
             MooringsError: ``auth.denied``.
         """
         if uid == 0:
-            return Caller("root", Role.ADMIN, "", "uid-0", uid=0)
+            return ROOT
         caller, until_s = self._known.get(uid, (None, 0.0))
         if caller is None or time.monotonic() > until_s:
             caller = await asyncio.to_thread(self._look_up, uid)

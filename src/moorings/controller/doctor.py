@@ -67,6 +67,13 @@ def check_history(problem: str) -> Finding:
     return Finding("history", PASS, "old events and records leave the database when their time comes")
 
 
+def check_quotas_file(problem: MooringsError | None) -> Finding:
+    """Check that the quotas file of a shared machine is used; ``problem``: why it is not."""
+    if problem is not None:
+        return Finding("quotas", FAIL, f"the limits stay what they were: {problem.detail}", problem.hint)
+    return Finding("quotas", PASS, "each person's limit is that of the quotas file, if there is one")
+
+
 def check_pools(states: Iterable[PoolState]) -> Iterator[Finding]:
     """Check that each pool's driver answers."""
     for state in states:
@@ -311,6 +318,7 @@ class Doctor:
             check_laws(fleet),
             check_queue(fleet),
             check_history(loop.history_problem),
+            check_quotas_file(loop.quotas_problem),
             *check_guarantees(fleet),
             check_reclaims(fleet, now),
             *check_pools(states),

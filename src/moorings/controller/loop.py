@@ -88,6 +88,8 @@ class TurnLoop:
         self.problem = ""
         self.history_problem = ""
         """Why old events and records could not leave the database; empty: they could."""
+        self.quotas_problem: MooringsError | None = None
+        """Why the quotas file of a shared machine is not used; None: it is, or there is none."""
         self.meters = Counters()
         self.rounds = 0
         """Number of rounds, including failed ones: it stands still only if the loop hangs."""

@@ -37,6 +37,7 @@ CHECKS: dict[str, str] = {
     "replication": "a standby that is promoted has every commit that was answered",
     "keys": "no access key expires within 14 days",
     "history": "old events and records leave the database when their time comes",
+    "quotas": "the quotas file of a machine that people share can be used",
     "queue": "every waiting claim can be served one day",
     "guarantees": "all guarantees fit into the devices in service",
     "reclaims": "every claim that was asked to yield did so in time",

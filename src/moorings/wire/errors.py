@@ -147,6 +147,7 @@ ERRORS: dict[str, ErrorKind] = {
     "queue.taken": ErrorKind(409, ExitCode.CONFLICT, "another scheduler of that name reports that queue"),
     "queue.unknown": ErrorKind(404, ExitCode.NOT_FOUND, "no agent has reported that queue"),
     "quota.waiting": ErrorKind(429, ExitCode.NO_ROOM, "too much of the subject or the project waits already"),
+    "quotas.invalid": ErrorKind(422, ExitCode.USAGE, "the quotas file cannot be used"),
     "request.not_private": ErrorKind(421, ExitCode.USAGE, "the IPUJobs' proxy accepts this over HTTPS only"),
     "request.invalid": ErrorKind(400, ExitCode.USAGE, "the HTTP request cannot be read"),
     "room.is_free": ErrorKind(409, ExitCode.CONFLICT, "a block of that size is free already"),

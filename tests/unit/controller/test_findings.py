@@ -19,6 +19,7 @@ from moorings.controller.doctor import (
     check_partitions,
     check_pools,
     check_queue,
+    check_quotas_file,
     check_reclaims,
     check_replication,
     check_runs,
@@ -176,6 +177,12 @@ def test_history_that_cannot_be_archived():
     assert verdicts(check_history("")) == {"history": "PASS"}
     failed = check_history("the disk of /arc is full")
     assert (failed.verdict, "the disk of /arc is full" in failed.evidence) == ("WARN", True)
+
+
+def test_a_quotas_file_that_is_not_used():
+    assert verdicts(check_quotas_file(None)) == {"quotas": "PASS"}
+    failed = check_quotas_file(MooringsError("quotas.invalid", "q.toml:3: there is no account 'an'", hint="correct it"))
+    assert (failed.verdict, "q.toml:3: there is" in failed.evidence, failed.fix) == ("FAIL", True, "correct it")
 
 
 def test_queue():

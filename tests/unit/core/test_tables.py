@@ -81,6 +81,12 @@ def test_what_is_not_given_has_its_default():
     assert table.tables("item") == ()
 
 
+def test_lines_of_quoted_and_dotted_keys_are_known():
+    table = parse("\"@a b\" = 1\n'c.d' = 2\ne.f = 3\n\"g\".'h' = 4\n")
+    assert [table.location(key) for key in ("@a b", "c.d", "e", "g")] == [f"some.toml:{n}" for n in (1, 2, 3, 4)]
+    assert table.table("g").location("h") == "some.toml:4"
+
+
 def test_lines_are_known_however_the_key_is_written():
     table = parse()
     assert table.location("name") == "some.toml:3"

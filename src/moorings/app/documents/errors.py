@@ -112,6 +112,8 @@ REMEDIES: dict[str, str] = {
     "project.unknown": "`moor get projects` lists them; those above it are made first",
     "quota.waiting": "wait until some of it has started, or cancel some; an admin can raise `waiting_max` and "
     "`waiting_bytes_max` in the policy file (of a subject), or with `moor set project` (of a project)",
+    "quotas.invalid": "the detail names file, line and key; "
+    "[quotas for each person](../how-to/share-one-machine.md#quotas-for-each-person)",
     "request.not_private": "use HTTPS; with `vipuProxy.plainHttp` requests without a token are served by HTTP, too",
     "request.invalid": "the request is not valid HTTP; check the proxies between you and the controller",
     "label.invalid": "a label is KEY=VALUE of letters, digits, `.`, `_`, `/` and `-`, at most 63 each",

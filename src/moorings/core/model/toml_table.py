@@ -20,7 +20,7 @@ KEY_PARTS_MAX = 256  # `tomllib` takes time with the square of a key's parts: an
 
 _HEADER = re.compile(r"(\[{1,2})([^\[\]]+)\]{1,2}\s*(#.*)?")  # on a stripped line: two blanks in a row would cost n²
 _QUOTED = re.compile(r"\"(?:[^\"\\]|\\.)*+\"|'[^']*+'")
-_KEY = re.compile(r"\s*([A-Za-z0-9_.\"'-]+?)\s*=")
+_KEY = re.compile(r"\s*(?:\"([^\"\\]*)\"|'([^']*)'|([A-Za-z0-9_.\"'-]+?))\s*=")
 
 Path = tuple[str | int, ...]
 T = TypeVar("T")
@@ -49,7 +49,10 @@ def _positions(text: str) -> dict[Path, int]:
             continue
         key = _KEY.match(line)
         if key:
-            lines.setdefault((*here, *(part.strip("\"'") for part in key[1].split("."))), number)
+            quoted = key[1] if key[1] is not None else key[2]
+            parts = [part.strip("\"'") for part in key[3].split(".")] if quoted is None else [quoted]
+            lines.setdefault((*here, *parts), number)
+            lines.setdefault((*here, parts[0]), number)  # of a dotted key, the table
     return lines
 
 
