@@ -36,6 +36,7 @@ from moorings.engines.logs import TaskLog, read_logs
 from moorings.engines.node_program import read_record
 from moorings.engines.polling import wait_for_change
 from moorings.engines.run_folder import RunFolder
+from moorings.local.cpu_time import find_hierarchies, read_cpu_s
 from moorings.local.engine import check_launch
 from moorings.local.records import AttemptEnd, CancelRecord, RecordT, SupervisorStatus, YieldRecord
 from moorings.local.shared_runs import SharedRunRecord, call_daemon, read_shared_run, read_states
@@ -45,6 +46,7 @@ from moorings.ports.clock import Clock
 from moorings.ports.engine import RunSubmission
 from moorings.ports.store import Epoch
 from moorings.privileged.spool import entry_uid
+from moorings.workloads.idleness import UsageReading
 from moorings.workloads.jobs import JobSpec
 from moorings.workloads.runs import CANNOT_START, SIGKILL_EXIT_CODE, EndReason, EndRecord, RunId, RunPhase, RunStatus
 
@@ -339,6 +341,19 @@ class SharedEngine:
         with as_unavailable(f"the output of run {run} cannot be read"):
             async for chunk in read_logs(logs, ended=ended if follow else None, pause=self._clock.sleep):
                 yield chunk
+
+    async def read_usage(self, runs: Sequence[RunId]) -> Mapping[RunId, UsageReading]:
+        """The CPU time of runs (``ports.usage.UsageMeter``)."""
+        return await asyncio.to_thread(self._read_usage, runs)
+
+    def _read_usage(self, runs: Sequence[RunId]) -> dict[RunId, UsageReading]:
+        found, readings = find_hierarchies(), {}
+        for run in runs:
+            known = self._load(run)
+            used_s = read_cpu_s(found, known.entry, known.attempt) if known is not None else None
+            if known is not None and used_s is not None:
+                readings[run] = UsageReading(known.attempt, used_s)
+        return readings
 
     async def wait_for_change(self) -> None:
         await wait_for_change(self._changed, self._clock, STARTING_POLL_S if self._starting else POLL_S)

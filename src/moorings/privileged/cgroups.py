@@ -21,6 +21,7 @@ from moorings.privileged.refusals import Refused
 log = logging.getLogger("moorings.privileged")
 
 MOUNTS = Path("/proc/self/mounts")
+BASE = "moorings"  # the cgroup around those of jobs
 PERIOD_US = 100_000  # of the CPU bandwidth, the kernel's default
 TASKS_MAX = 10_000  # of a job that names no number: a fork bomb ends there
 FREEZE_S, LOOK_S = 0.5, 0.002
@@ -102,7 +103,7 @@ class CgroupTree:
         base: of that cgroup, as a path below each of them.
     """
 
-    def __init__(self, hierarchies: Hierarchies, base: str = "moorings") -> None:
+    def __init__(self, hierarchies: Hierarchies, base: str = BASE) -> None:
         self._unified = hierarchies.unified / base if hierarchies.unified is not None else None
         self._v1 = {name: path / base for name, path in hierarchies.controllers.items()}
         self._kills = False
