@@ -106,6 +106,7 @@ def metric_families() -> list[Metric]:
         oldest_wait_s={},
         reachable={},
         runs={},
+        idle={},
         strays=0,
         ready=False,
         seq=0,
@@ -163,6 +164,7 @@ def _gauges(seen: ControllerMetrics) -> Iterator[Metric]:
     yield from _guarantees(seen.guarantees)
     yield _gauge("moorings_pool_reachable", "Whether the pool's driver answers.", ("pool",), _one(seen.reachable))
     yield _gauge("moorings_runs", "Runs that have not ended.", ("state",), _one(seen.runs))
+    yield _gauge("moorings_idle_devices", "Devices of runs that are idle.", ("pool",), _one(seen.idle))
     yield GaugeMetricFamily("moorings_stray_partitions", "Partitions with our mark that nobody holds.", seen.strays)
 
 

@@ -57,6 +57,7 @@ from moorings.wire.shapes import (
     EventBody,
     ExplanationBody,
     GcdBody,
+    IdleBody,
     KeyBody,
     PartitionBody,
     PauseBody,
@@ -71,6 +72,7 @@ from moorings.wire.shapes import (
     TopologyShape,
 )
 from moorings.workloads.checkpoints import RunCheckpoint
+from moorings.workloads.idleness import Idleness
 from moorings.workloads.runs import RunId, RunPause, RunState, own_checkpoints, resume_point
 
 # What the data of events says about claims that are not the event's own, and what others are told instead.
@@ -459,6 +461,7 @@ def run_body(view: RunView) -> RunBody:
         resume_point=checkpoint_body(run.id, point) if point is not None else None,
         pause=_pause_body(run.pause, is_over=run.state is RunState.PAUSED) if run.pause is not None else None,
         retries_used=run.loss_record.count if run.loss_record is not None else None,
+        idle=_idle_body(view.idleness) if view.idleness is not None else None,
     )
 
 
@@ -476,6 +479,10 @@ def _pause_body(pause: RunPause, *, is_over: bool) -> PauseBody:
         stops_at=None if is_over else format_time(stops_at),
         resumes_at=_time(pause.resume_at),
     )
+
+
+def _idle_body(idleness: Idleness) -> IdleBody:
+    return IdleBody(since=format_time(idleness.since), shown_to_admins=idleness.is_long)
 
 
 def checkpoint_body(run: RunId, found: RunCheckpoint) -> CheckpointBody:

@@ -130,6 +130,7 @@ async def serve(settings: Settings, arguments: Sequence[str] = ()) -> None:
                     key_lifetime_s=settings.key_lifetime_days * DAY_S,
                     slurm=settings.slurm,
                     kubernetes=settings.kubernetes,
+                    idle=settings.idle_limits,
                 ),
                 limits=_connection_limits(),
                 # The leader decides whether a key has expired; it still lets an expired key renew leases.

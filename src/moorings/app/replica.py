@@ -258,6 +258,7 @@ async def serve_loops(assembly: Assembly) -> NoReturn:
             group.create_task(assembly.loop.serve(), name="turns")
             group.create_task(assembly.hardware.serve(), name="hardware")
             group.create_task(assembly.running.serve(), name="running")
+            group.create_task(assembly.idle.serve(), name="idle")
     except* MooringsError as failed:
         raise _first(failed) from None
     raise AssertionError("they run until they are cancelled")

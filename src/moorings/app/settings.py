@@ -17,10 +17,11 @@ from typing import TypedDict
 from moorings.app.folders import ARCHIVE, RUNS
 from moorings.core.model.access import LIFETIME_DAYS_MAX
 from moorings.core.model.errors import MooringsError
-from moorings.core.model.quantities import parse_bytes
+from moorings.core.model.quantities import parse_bytes, parse_duration_s
 from moorings.core.model.toml_table import TomlTable
 from moorings.kubernetes.engine.settings import KubernetesEngineSettings
 from moorings.slurm.engine.settings import SlurmEngineSettings
+from moorings.workloads.idleness import IdleLimits
 
 DEFAULT_CONFIG = Path("/etc/moorings/controller.toml")
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -39,6 +40,7 @@ _NUMBERS = (
     "key_lifetime_days",
     "cpus",
 )
+_DURATIONS = ("idle_after", "idle_admin_after")
 _BOOLEANS = ("reserve", "local_runs", "jobs_as_root", "plain_http")
 _DATABASE = re.compile(r"postgres(ql)?://\S+")
 _ADVERTISED = re.compile(r"https?://[^\s/?#]+")
@@ -199,6 +201,17 @@ class Settings:
     forgotten keys expire, and users renew theirs once a year.
     """
 
+    idle_after: str = field(default="30m", metadata={})
+    """On a machine that people share: how long a run with devices may use no CPU until its holder is shown that it is
+    idle, as ``90s``, ``30m`` or ``2h``. It is never stopped for that. 0: never. Default 30m:
+    few programs wait so long for their data.
+    """
+
+    idle_admin_after: str = field(default="4h", metadata={})
+    """How long until admins are shown it as well, in the same form; not before ``idle_after``. 0: never. Default 4h:
+    its holder has had half a day to look.
+    """
+
     slurm: SlurmEngineSettings | None = field(default=None, metadata={})
     """Table ``[slurm]``, only in the file: a Slurm cluster with IPUs for runs (``moor run --engine slurm``), submitted
     as the controller's own user, who must not be root. ``folder``: of these runs, under the same path on controller and
@@ -227,6 +240,11 @@ class Settings:
     def memory_bytes(self) -> int | None:
         """The memory for jobs in bytes; 0: it is not counted; None: the machine's."""
         return parse_bytes(self.memory) if self.memory else None
+
+    @property
+    def idle_limits(self) -> IdleLimits:
+        """When a run is idle."""
+        return IdleLimits(parse_duration_s(self.idle_after), parse_duration_s(self.idle_admin_after))
 
     @property
     def archive_folder(self) -> Path:
@@ -335,6 +353,8 @@ def _check_value(name: str, value: str, origin: str) -> str:
         problem, hint = f"{name} {value[:20]!r} is too long", f"write {LIFETIME_DAYS_MAX} at most, or 0: never"
     elif name == "memory" and value and not _is_size(value):
         problem, hint = f"memory {value[:20]!r} is no size", "write 200G or 512M; 0 switches it off"
+    elif name in _DURATIONS and not _is_duration(value):
+        problem, hint = f"{name} {value[:20]!r} is no duration", "write 90s, 30m or 2h; 0 switches it off"
     elif name == "database" and value and not _DATABASE.fullmatch(value):
         # Not shown: it may hold a password.
         problem, hint = "the database is no postgresql:// URL", "leave it out for SQLite in the data folder"
@@ -350,6 +370,14 @@ def _check_value(name: str, value: str, origin: str) -> str:
 def _is_size(text: str) -> bool:
     try:
         parse_bytes(text)
+    except MooringsError:
+        return False
+    return True
+
+
+def _is_duration(text: str) -> bool:
+    try:
+        parse_duration_s(text)
     except MooringsError:
         return False
     return True
@@ -398,4 +426,6 @@ def _settings(values: Mapping[str, str | int | bool], at: Path) -> Settings:
         keep_history_days=int(text.get("keep_history_days", "365")),
         output_bytes_max=int(text.get("output_bytes_max", str(OUTPUT_BYTES_MAX))),
         key_lifetime_days=int(text.get("key_lifetime_days", "365")),
+        idle_after=text.get("idle_after", "30m"),
+        idle_admin_after=text.get("idle_admin_after", "4h"),
     )

@@ -15,6 +15,7 @@ from moorings.app.people import MachinePeople
 from moorings.app.recovery import prepare_to_lead
 from moorings.app.settings import Settings
 from moorings.controller.driver_manager import DriverManager
+from moorings.controller.idle_watch import IdleWatch
 from moorings.controller.keys import AccessKeyManager
 from moorings.controller.loop import TurnLoop
 from moorings.controller.rewind_recovery import begin_leading
@@ -38,12 +39,14 @@ from moorings.ports.driver import Driver
 from moorings.ports.engine import Engine
 from moorings.ports.leadership import Leadership, SingleController
 from moorings.ports.store import Store
+from moorings.ports.usage import UsageMeter
 from moorings.privileged import places
 from moorings.slurm.commands import SlurmCommands
 from moorings.slurm.engine.engine import SlurmEngine
 from moorings.slurm.engine.settings import SlurmEngineSettings
 from moorings.store.log_position import LogPositionFile
 from moorings.store.sqlite import open_sqlite
+from moorings.workloads.idleness import IdleLimits
 
 KUBERNETES_RUNS = "kubernetes-runs"  # in the data folder
 
@@ -185,6 +188,7 @@ class Assembly:
     loop: TurnLoop
     hardware: DriverManager
     running: RunManager
+    idle: IdleWatch
     keys: AccessKeyManager
     controller: Controller
 
@@ -225,6 +229,7 @@ async def assemble(
     key_lifetime_s: float = 0.0,
     slurm: SlurmEngineSettings | None = None,
     kubernetes: KubernetesEngineSettings | None = None,
+    idle: IdleLimits = IdleLimits(0.0, 0.0),  # noqa: B008 - a value
 ) -> Assembly:
     """Assemble one controller over these pools, leading from now on, with its memory loaded.
 
@@ -247,6 +252,7 @@ async def assemble(
         key_lifetime_s: of new access keys without a given lifetime; 0: they never expire.
         slurm: the cluster for submitted jobs; None: there is none.
         kubernetes: likewise, a Kubernetes cluster.
+        idle: when a run is idle; it is never by default.
 
     Raises:
         MooringsError: ``driver.unknown``, ``pools.invalid``, ``store.*``, ``config.invalid``.
@@ -272,8 +278,10 @@ async def assemble(
             record_position=mark.record,
         )
         engines: dict[str, Engine] = {}
+        meters: dict[str, UsageMeter] = {}
         if local_runs and sockets is not None:
-            engines["local"] = SharedEngine(runs, sockets / places.CONTROL, clock, output_bytes_max)
+            shared = SharedEngine(runs, sockets / places.CONTROL, clock, output_bytes_max)
+            engines["local"] = meters["local"] = shared
         elif local_runs:
             engines["local"] = LocalEngine(runs, clock, output_bytes_max)
         if slurm is not None:
@@ -283,6 +291,7 @@ async def assemble(
             engines["kubernetes"] = make_kubernetes_engine(kubernetes, folder, installation, clock, os.environ)
         ids = RandomIds()
         running = RunManager(loop, engines, hardware, clock, ids, installation)
+        watch = IdleWatch(loop, meters, idle, clock)
         keys = AccessKeyManager(store, clock, pepper, key_lifetime_s)
         controller = Controller(
             loop=loop,
@@ -299,4 +308,4 @@ async def assemble(
         )
         await loop.load()
         undo.pop_all()
-        return Assembly(loop, hardware, running, keys, controller)
+        return Assembly(loop, hardware, running, watch, keys, controller)

@@ -119,6 +119,7 @@ class ControllerMetrics:
         oldest_wait_s: how long the claim that came first has waited, by pool; 0 if none waits.
         reachable: whether the driver answers, by pool.
         runs: unended ones by state.
+        idle: devices of runs that are idle, by pool.
         strays: partitions with our mark that no claim holds.
         ready: whether changes can be saved.
         seq: the last sequence number of the event log.
@@ -135,6 +136,7 @@ class ControllerMetrics:
     oldest_wait_s: Mapping[str, float]
     reachable: Mapping[str, bool]
     runs: Mapping[str, int]
+    idle: Mapping[str, int]
     strays: int
     ready: bool
     seq: int
@@ -167,6 +169,7 @@ def collect_metrics(
         oldest_wait_s=oldest,
         reachable={state.pool.name: not state.unreachable_reason for state in pools},
         runs=_runs(runs),
+        idle=_idle_devices(fleet, runs),
         strays=strays,
         ready=ready,
         seq=seq,
@@ -220,6 +223,15 @@ def _queue(fleet: Fleet, names: list[str], now: Timestamp) -> tuple[dict[str, in
 def _runs(runs: RunRegistry) -> dict[str, int]:
     found = Counter(run.state for run in runs.by_id.values())
     return {state.lower(): found[state] for state in RunState if state not in ENDED_RUNS}
+
+
+def _idle_devices(fleet: Fleet, runs: RunRegistry) -> dict[str, int]:
+    found = dict.fromkeys(map(str, fleet.pools), 0)
+    for run in runs.by_id.values():
+        claim = fleet.claims.get(run.claim) if run.claim is not None and runs.idleness(run) is not None else None
+        if claim is not None and claim.pool in found:
+            found[claim.pool] += claim.spec.size
+    return found
 
 
 # -- guarantees --------------------------------------------------------------------------------------------------------

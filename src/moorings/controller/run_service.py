@@ -536,7 +536,8 @@ class RunService:
         if reason is None and claim is not None:
             reason = self._reasons.state_reason(claim, visible)
         partition = self._loop.fleet.partitions.get(partition_of(claim)) if claim is not None else None
-        return RunView(run, claim, partition, wait.position if wait is not None else None, reason)
+        position = wait.position if wait is not None else None
+        return RunView(run, claim, partition, position, reason, idleness=self._loop.runs.idleness(run))
 
 
 def _named_checkpoint(run: Run, path: str) -> RunCheckpoint:

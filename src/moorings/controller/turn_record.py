@@ -24,7 +24,16 @@ from moorings.core.model.timestamps import Timestamp
 from moorings.core.model.topology import Block
 from moorings.core.placement.fleet import Fleet, FleetChanges, ReservedBlock
 from moorings.core.placement.plans import SchedulePlan, plan_payload
-from moorings.workloads.run_turn import CancelRun, CreateRun, LabelRun, PauseRun, ResumeRun, RunInput, RunRejected
+from moorings.workloads.run_turn import (
+    CancelRun,
+    CreateRun,
+    LabelRun,
+    PauseRun,
+    ResumeRun,
+    RunIdled,
+    RunInput,
+    RunRejected,
+)
 from moorings.workloads.runs import RunStatus
 
 AnyInput = inputs.Input | RunInput
@@ -56,6 +65,7 @@ INPUTS: Final[dict[str, type[AnyInput]]] = {
     "pause_run": PauseRun,
     "resume_run": ResumeRun,
     "start_refused": RunRejected,
+    "run_idled": RunIdled,
     "run_seen": RunStatus,
 }
 _NAMES = {kind: name for name, kind in INPUTS.items()}

@@ -18,6 +18,7 @@ from moorings.core.model.visibility import SEES_ALL, Visibility
 from moorings.core.placement.fleet import Fleet, PoolState
 from moorings.ports.store import PageQuery
 from moorings.wire.shapes import FOREIGN_REASON
+from moorings.workloads.idleness import Idleness
 from moorings.workloads.jobs import JobSpec
 from moorings.workloads.runs import Run
 
@@ -48,6 +49,7 @@ class RunView:
     Attributes:
         notes: where its engine deviates from the job file.
         job: the whole job; None in a list of heads.
+        idleness: that it holds devices and has not worked for long; None: it is not idle.
     """
 
     run: Run
@@ -57,6 +59,7 @@ class RunView:
     reason: Reason | None
     notes: tuple[str, ...] = ()
     job: JobSpec | None = None
+    idleness: Idleness | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -480,6 +480,17 @@ class PauseBody:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class IdleBody:
+    """That a run holds devices and has not worked since then, as of the last reading; it is not stopped for that.
+
+    ``shownToAdmins``: it has been idle for that long.
+    """
+
+    since: str
+    shown_to_admins: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunBody:
     """A run. ``reason`` says why it waits; ``partition`` is its partition's name while it has one.
 
@@ -519,6 +530,7 @@ class RunBody:
     resume_point: CheckpointBody | None = None
     pause: PauseBody | None = None
     retries_used: int | None = None
+    idle: IdleBody | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

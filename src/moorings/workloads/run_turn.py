@@ -24,6 +24,7 @@ from moorings.core.model.timestamps import Timestamp, seconds_between
 from moorings.core.scheduling.turn_requests import max_priority
 from moorings.workloads import runs
 from moorings.workloads.checkpoints import RunCheckpoint, newest_whole, torn_newer
+from moorings.workloads.idleness import Idleness
 from moorings.workloads.jobs import JobSpec, JobSummary, claim_spec_for, summarize_job
 from moorings.workloads.labels import apply_label_changes, check_labels
 from moorings.workloads.runs import (
@@ -124,7 +125,17 @@ class RunRejected:
     why: str
 
 
-RunInput = CreateRun | CancelRun | LabelRun | PauseRun | ResumeRun | RunRejected | RunStatus
+@dataclass(frozen=True, slots=True)
+class RunIdled:
+    """An attempt of a run holds devices and has not worked since then; ``is_long``: admins are shown it."""
+
+    run: RunId
+    attempt: int
+    since: Timestamp
+    is_long: bool
+
+
+RunInput = CreateRun | CancelRun | LabelRun | PauseRun | ResumeRun | RunRejected | RunIdled | RunStatus
 ClaimInput = CreateClaim | ReleaseClaim | YieldClaim | CheckpointSaved
 
 _RESUMABLE_END_REASONS = (
@@ -139,6 +150,7 @@ class RunRegistry:
 
     def __init__(self, unended: Iterable[Run] = ()) -> None:
         self._reasons: dict[RunId, str] = {}
+        self._idle: Mapping[RunId, Idleness] = {}
         self.by_id: dict[RunId, Run] = {}
         self.by_claim: dict[ClaimId, RunId] = {}
         self._by_workflow: dict[str, dict[RunId, None]] = {}
@@ -201,6 +213,14 @@ class RunRegistry:
         text = self._reasons.get(run.id) if run.is_queued else None
         return Reason("engine.waiting", text) if text else None
 
+    def set_idle(self, idle: Mapping[RunId, Idleness]) -> None:
+        """Set which runs are idle; it is only for display and decides nothing."""
+        self._idle = idle
+
+    def idleness(self, run: Run) -> Idleness | None:
+        """Whether a run holds devices and has not worked for long, as of the last reading; None: it is not idle."""
+        return self._idle.get(run.id) if run.state is RunState.RUNNING else None
+
 
 class RunTurn:
     """The runs' part of one turn: an overlay on ``RunRegistry``, its requests to core, its events."""
@@ -259,6 +279,9 @@ class RunTurn:
             return []  # about an attempt before
         if isinstance(given, RunRejected):
             return self._end(run, EndRecord(EndReason.NOT_STARTED, 126, detail=given.why))
+        if isinstance(given, RunIdled):
+            self._report_idle(run, given)
+            return []
         return self._apply_status(run, given)
 
     def rollback(self) -> None:
@@ -445,6 +468,12 @@ class RunTurn:
             self._save(cancelled, run)
             self._emit_event("run.stopping", cancelled, {"why": why})
         return []
+
+    def _report_idle(self, run: Run, given: RunIdled) -> None:
+        if run.state is RunState.RUNNING and run.attempt == given.attempt:
+            asked = run.job.accelerators
+            data = {"size": asked.size, "kind": asked.kind, "since": given.since}
+            self._emit_event("run.stayed_idle" if given.is_long else "run.idled", run, data)
 
     def _stops_by_loss(self, run: Run) -> bool:
         """Whether it stops because its partition was lost, and no caller asked it to."""

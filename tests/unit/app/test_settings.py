@@ -13,6 +13,7 @@ from moorings.app import settings as module
 from moorings.app.machine import read_machine
 from moorings.app.settings import Settings, default_data, read_settings
 from moorings.core.model.errors import MooringsError
+from moorings.workloads.idleness import IdleLimits
 
 
 @pytest.fixture(autouse=True)
@@ -123,6 +124,12 @@ def test_everything_may_stand_in_the_file(config):
     )
 
 
+def test_when_a_run_is_idle_is_set_in_the_file(config):
+    assert read_settings(config(""), {}).idle_limits == IdleLimits(1800.0, 14_400.0)
+    set_so = read_settings(config('idle_after = "90s"\nidle_admin_after = "0"'), {})
+    assert set_so.idle_limits == IdleLimits(90.0, 0.0)
+
+
 def test_a_slurm_cluster_stands_in_the_file_and_nowhere_else(config):
     text = '[slurm]\nfolder = "/shared/runs"\n[slurm.projects.vision]\nqos = "high"'
     settings = read_settings(config(text), {}).slurm
@@ -225,6 +232,9 @@ def test_paths_become_absolute_and_home_is_known(monkeypatch, tmp_path):
         ('log_format = "xml"', "log format 'xml' is not known"),
         ("key_lifetime_days = 3661", "key_lifetime_days '3661' is too long"),
         ("keep_runs_days = -1", "keep_runs_days '-1' is no whole number"),
+        ('idle_after = "soon"', "idle_after 'soon' is no duration"),
+        ('idle_admin_after = ""', "idle_admin_after '' is no duration"),
+        ("idle_after = 30", "idle_after must be a string, not a number"),
         ('log_file_bytes_max = "many"', "log_file_bytes_max must be a whole number, not a string"),
         ('data = ""', "data '' is no path"),
         ('pools = "a\\u0000b"', "pools 'a\\x00b' is no path"),

@@ -63,7 +63,7 @@ from moorings.ports.store import Epoch, Seq
 from moorings.workloads.appliance import APPLIANCE_KIND, ApplianceJobType, WorkflowPart
 from moorings.workloads.checkpoints import CheckpointRule, RunCheckpoint
 from moorings.workloads.jobs import Accelerators, JobSpec, Resources, claim_spec_for
-from moorings.workloads.run_turn import CancelRun, CreateRun, LabelRun, PauseRun, ResumeRun, RunRejected
+from moorings.workloads.run_turn import CancelRun, CreateRun, LabelRun, PauseRun, ResumeRun, RunIdled, RunRejected
 from moorings.workloads.runs import EndReason, EndRecord, RunId, RunPhase, RunStatus
 from tests.unit.controller.recording import HOUR_S, RELEASED, Story, line_of
 
@@ -287,6 +287,7 @@ class Everything(Story):
             self._turn(
                 RunStatus(run.id, RunPhase.RUNNING, self._now, checkpoints=(torn, *found)),
                 RunStatus(run.id, RunPhase.UNKNOWN, checkpoint_fault="it cannot be read"),
+                *(RunIdled(run.id, 0, self._now, is_long=is_long) for is_long in (False, True)),
             )
             self._turn(RunStatus(run.id, RunPhase.ENDED, self._now, end, "as 7", "because", 0))
         refused, cancelled, absent = (self._run(name) for name in ("refused", "cancelled", "absent"))

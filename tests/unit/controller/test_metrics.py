@@ -13,7 +13,10 @@ from moorings.core.model.partitions import Partition, PartitionState
 from moorings.core.model.timestamps import Timestamp
 from moorings.core.model.topology import AnySubset, Block, Pool, PowerOfTwo
 from moorings.core.placement.fleet import Fleet, FleetChanges
+from moorings.testing.builders import a_run
+from moorings.workloads.idleness import Idleness
 from moorings.workloads.run_turn import RunRegistry
+from moorings.workloads.runs import RunState
 
 POD = Pool(PoolName("pod16"), "ipu", "simulated", PowerOfTwo(1, 16, 16), ())
 GPUS = Pool(PoolName("gpus"), "gpu", "simulated", AnySubset(8, 8), ())
@@ -96,6 +99,18 @@ def test_room_and_reach(fleet):
     assert [size for pool, size in seen.possible if pool == "gpus"] == [1, 2, 4, 8]
     assert seen.largest == {"pod16": 8, "gpus": 8}
     assert seen.reachable == {"pod16": True, "gpus": False}
+
+
+def test_devices_of_idle_runs_are_counted_in_their_pool(fleet):
+    runs = RunRegistry(
+        [a_run(number, claim=ClaimId(f"claim-{number}"), state=RunState.RUNNING) for number in (1, 3)]
+        + [a_run(9, claim=None, state=RunState.RUNNING)]
+    )
+    seen = collect_metrics(fleet, runs, Counters(), NOW, strays=0, ready=True, seq=0)
+    assert seen.idle == {"pod16": 0, "gpus": 0}
+    runs.set_idle({run: Idleness(NOW) for run in runs.by_id})
+    seen = collect_metrics(fleet, runs, Counters(), NOW, strays=0, ready=True, seq=0)
+    assert seen.idle == {"pod16": 4, "gpus": 0}, "one has no pool yet, and one no claim of ours"
 
 
 def test_a_wait_is_never_negative_when_the_clock_has_jumped(fleet):

@@ -21,7 +21,7 @@ from moorings.testing.builders import NOW, a_claim, a_run
 from moorings.workloads.appliance import ApplianceJobType, WorkflowPart
 from moorings.workloads.checkpoints import CheckpointRule, RunCheckpoint
 from moorings.workloads.jobs import Accelerators, JobSpec, summarize_job
-from moorings.workloads.run_turn import CancelRun, CreateRun, LabelRun, RunRegistry, RunRejected, RunTurn
+from moorings.workloads.run_turn import CancelRun, CreateRun, LabelRun, RunIdled, RunRegistry, RunRejected, RunTurn
 from moorings.workloads.runs import EndReason, EndRecord, Run, RunId, RunPhase, RunState, RunStatus
 from tests.cases import cases
 
@@ -52,6 +52,30 @@ def told(turn: RunTurn) -> list[str]:
 
 def claim(state: ClaimState, **more: Any):
     return a_claim(state=state, **more)
+
+
+# -- idle ----------------------------------------------------------------------------------------------------------
+
+
+@cases(("is_long", "name"), [(False, "run.idled"), (True, "run.stayed_idle")])
+def test_an_idle_run_is_reported_and_nothing_else_happens_to_it(is_long, name):
+    now = in_state(RunState.RUNNING, attempt=2)
+    assert now.handle_input(RunIdled(RUN, 2, NOW, is_long=is_long)) == []
+    (event,) = now.events
+    asked = a_run().job.accelerators
+    assert (event.name, event.run, event.ownership.subject) == (name, RUN, "ann")
+    assert json.loads(event.data) == {"size": asked.size, "kind": asked.kind, "since": NOW}
+    assert now.changed == {}
+
+
+@cases(
+    ("state", "attempt"), [(state, 2) for state in RunState if state is not RunState.RUNNING] + [(RunState.RUNNING, 1)]
+)
+def test_what_was_read_of_an_earlier_attempt_or_state_is_not_reported(state, attempt):
+    now = in_state(state, attempt=2)
+    assert now.handle_input(RunIdled(RUN, attempt, NOW, is_long=True)) == []
+    assert (now.events, now.changed) == ([], {})
+    assert turn().handle_input(RunIdled(RUN, 2, NOW, is_long=True)) == [], "it is gone"
 
 
 # -- creating ------------------------------------------------------------------------------------------------------

@@ -58,6 +58,8 @@ EVENTS: dict[str, str] = {
     "run.started": "its processes run",
     "run.checkpoint_saved": "a look found a newer whole checkpoint; data tells its path, step, size and the rule",
     "run.checkpoints_unseen": "its checkpoint folder cannot be looked at; data tells why",
+    "run.idled": "it holds devices and has not worked for a while; data tells which, and since when",
+    "run.stayed_idle": "it has been idle for so long that admins are shown it; data as of run.idled",
     "run.yielding": "its devices are needed elsewhere: it is warned, then stopped; data tells why, and by when",
     "run.pausing": "it is paused: warned, and stopped once it has saved; data tells by whom, and how long it may take",
     "run.paused": "nothing of it runs, and its claim was released; data tells why, and its next attempt",
