@@ -5,30 +5,42 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from moorings.cli.people import DevicesLeft
+from moorings.cli.people import DevicesLeft, find_idle_holders, holder_text, unused_text
 from moorings.cli.queue_entries import QueueEntry
+from moorings.core.model.timestamps import Timestamp
 from moorings.terminal.text import cut_text, escape_controls
 from moorings.wire.shapes import PoolBody
 
 LINE_CHARS = 79  # one less than a terminal has: some wrap a full line
-WAITING_SHOWN = 2  # of the caller's own; with them there are six lines
+OWN_SHOWN = 2  # of the caller's runs; with them there are six lines
+HOLDERS_SHOWN = 4  # likewise, for root
 
 
 @dataclass(frozen=True, slots=True)
 class LoginFacts:
-    """What the controller says; ``user`` is the caller, None for the machine's own message, without anybody's runs."""
+    """What the controller says.
+
+    Attributes:
+        user: the caller; None: root.
+        shows_idle: whether it is for root alone, who is shown holders of idle devices; what is for everybody has
+            nothing of anybody's runs.
+    """
 
     pools: Sequence[PoolBody]
     entries: Sequence[QueueEntry]
     user: str | None = None
     left: DevicesLeft | None = None
+    shows_idle: bool = False
 
 
-def build_lines(facts: LoginFacts, *, unicode: bool = True) -> list[str]:
+def build_lines(facts: LoginFacts, now: Timestamp, *, unicode: bool = True) -> list[str]:
     """The lines; ``unicode``: whether a cut one may end with a sign beyond ASCII."""
     lines = [_pools_line(facts.pools), _waiting_line(facts.entries)]
     if facts.user is not None:
-        lines += _own_lines([entry for entry in facts.entries if entry.user == facts.user])
+        lines += _own_lines([entry for entry in facts.entries if entry.user == facts.user], now)
+    elif facts.shows_idle:
+        holders = [holder_text(each, now) for each in find_idle_holders(facts.entries)]
+        lines += _first(holders, HOLDERS_SHOWN, "moor top")
     if facts.left is not None:
         left = facts.left
         lines.append(f"Quota: {left.left} of {left.most} devices left in project {left.project}")
@@ -59,14 +71,23 @@ def _waiting_line(entries: Sequence[QueueEntry]) -> str:
     return f"Waiting: {_count(people, 'person', 'people')} with {_count(len(waiting), 'job', 'jobs')}"
 
 
-def _own_lines(own: Sequence[QueueEntry]) -> list[str]:
+def _own_lines(own: Sequence[QueueEntry], now: Timestamp) -> list[str]:
     waiting = [entry for entry in own if entry.is_waiting]
-    lines = [f"Yours: {len(own) - len(waiting)} running, {len(waiting)} waiting"]
-    shown = waiting if len(waiting) <= WAITING_SHOWN else waiting[: WAITING_SHOWN - 1]
-    lines += [f"  {_wait_text(entry)}" for entry in shown]
-    if len(shown) < len(waiting):
-        lines.append(f"  and {len(waiting) - len(shown)} more: moor get queue --mine")
-    return lines
+    texts = [f"  {_idle_text(entry, entry.idle.since, now)}" for entry in own if entry.idle is not None]
+    texts += [f"  {_wait_text(entry)}" for entry in waiting]
+    counts = f"Yours: {len(own) - len(waiting)} running, {len(waiting)} waiting"
+    return [counts, *_first(texts, OWN_SHOWN, "moor get queue --mine")]
+
+
+def _first(texts: list[str], most: int, command: str) -> list[str]:
+    """At most so many lines, with a last one that counts the others."""
+    if len(texts) <= most:
+        return texts
+    return [*texts[: most - 1], f"  and {len(texts) - most + 1} more: {command}"]
+
+
+def _idle_text(entry: QueueEntry, since: str, now: Timestamp) -> str:
+    return f"{entry.name or entry.ident} holds {entry.size} {entry.accelerator} and {unused_text(since, now)}"
 
 
 def _wait_text(entry: QueueEntry) -> str:

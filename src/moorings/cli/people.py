@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from moorings.cli.queue_entries import QueueEntry
 from moorings.core.model.claims import is_within
+from moorings.core.model.quantities import age_text
+from moorings.core.model.timestamps import Timestamp, seconds_between
+from moorings.wire.codec import parse_time
 from moorings.wire.shapes import PoolBody, ProjectBody, QuotaBody
 
 
@@ -49,6 +52,53 @@ class DevicesLeft:
     most: int
 
 
+@dataclass(frozen=True, slots=True)
+class IdleHolder:
+    """A user with devices that have been idle for so long that admins are shown it.
+
+    Attributes:
+        held: those devices, by kind.
+        jobs: the names of the runs that hold them.
+        since: all of them have been idle at least since then.
+    """
+
+    user: str
+    held: Mapping[str, int]
+    jobs: tuple[str, ...]
+    since: str
+
+
+def find_idle_holders(entries: Iterable[QueueEntry]) -> list[IdleHolder]:
+    """Each user with such devices that the caller sees; those that have been idle for longest come first."""
+    idle_of: dict[str, list[QueueEntry]] = defaultdict(list)
+    last_work: dict[str, str] = {}
+    for entry in entries:
+        if entry.idle is not None and entry.idle.shown_to_admins:
+            idle_of[entry.user].append(entry)
+            last_work[entry.user] = max(last_work.get(entry.user, ""), entry.idle.since)
+    found = [
+        IdleHolder(user, _held(idle), tuple(each.name for each in idle), last_work[user])
+        for user, idle in idle_of.items()
+    ]
+    return sorted(found, key=lambda each: (each.since, each.user))
+
+
+def holder_text(holder: IdleHolder, now: Timestamp) -> str:
+    """The idle devices of a user, as a line."""
+    jobs = holder.jobs[0] if len(holder.jobs) == 1 else f"{len(holder.jobs)} jobs"
+    return f"Idle: {holder.user} holds {devices_text(holder.held)} and {unused_text(holder.since, now)}: {jobs}"
+
+
+def unused_text(since: str, now: Timestamp) -> str:
+    """For how long idle devices were not used."""
+    return f"has used no CPU for {age_text(seconds_between(parse_time(since), now))}"
+
+
+def devices_text(held: Mapping[str, int]) -> str:
+    """Devices by kind: ``1 csx, 16 ipu``."""
+    return ", ".join(f"{size} {kind}" for kind, size in sorted(held.items()))
+
+
 def summarize_users(
     entries: Sequence[QueueEntry], pools: Iterable[PoolBody], projects: Iterable[ProjectBody]
 ) -> list[UserSummary]:
@@ -67,10 +117,7 @@ def summarize_users(
 def _summary(
     user: str, own: Sequence[QueueEntry], devices: Mapping[str, int], projects: Iterable[ProjectBody]
 ) -> UserSummary:
-    held: Counter[str] = Counter()
-    for entry in own:
-        if not entry.is_waiting and entry.size:
-            held[entry.accelerator] += entry.size
+    held = _held(own)
     quotas = (
         UserQuota(project.name, _held_within(project.name, own), most)
         for project in projects
@@ -79,7 +126,7 @@ def _summary(
     )
     return UserSummary(
         user,
-        dict(held),
+        held,
         max((size / devices[kind] for kind, size in held.items() if devices.get(kind)), default=0.0),
         sum(not entry.is_waiting for entry in own),
         sum(entry.is_waiting for entry in own),
@@ -91,6 +138,14 @@ def find_user_limit(project: ProjectBody, user: str) -> int | None:
     """What a user may hold in a project, at most; None: there is no limit, or the reader does not see it."""
     usual = None if project.user_limits_hidden else project.user_devices_max
     return (project.user_limits or {}).get(user, usual)
+
+
+def _held(entries: Iterable[QueueEntry]) -> dict[str, int]:
+    held: Counter[str] = Counter()
+    for entry in entries:
+        if not entry.is_waiting and entry.size:
+            held[entry.accelerator] += entry.size
+    return dict(held)
 
 
 def find_devices_left(

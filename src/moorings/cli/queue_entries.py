@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from moorings.core.model.claims import WAITING, ClaimState, external_job_id, is_within
-from moorings.wire.shapes import ClaimBody, PoolBody, ReasonBody, RunBody
+from moorings.wire.shapes import ClaimBody, IdleBody, PoolBody, ReasonBody, RunBody
 
 if TYPE_CHECKING:
     from moorings.client.client import Client
@@ -64,6 +64,7 @@ class QueueEntry:
         size: devices, of the kind ``accelerator``.
         since: when it began to run, or to wait.
         reason: why it waits, or gives its devices back.
+        idle: that it holds devices and has not worked for long.
     """
 
     name: str
@@ -82,6 +83,7 @@ class QueueEntry:
     reason: ReasonBody | None = None
     run: str | None = None
     claim: str | None = None
+    idle: IdleBody | None = None
 
     @property
     def ident(self) -> str:
@@ -165,6 +167,7 @@ def _claim_entry(claim: ClaimBody, run: RunBody | None) -> QueueEntry:
         reason=claim.reason,
         run=run.id if run is not None else None,
         claim=claim.id,
+        idle=run.idle if run is not None else None,
     )
 
 
@@ -187,6 +190,7 @@ def _run_entry(run: RunBody, claim: ClaimBody | None) -> QueueEntry:
         reason=run.reason,
         run=run.id,
         claim=claim.id if claim is not None else None,
+        idle=run.idle,
     )
 
 

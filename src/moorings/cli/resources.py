@@ -24,6 +24,7 @@ from moorings.wire.shapes import (
     DeviceBody,
     EstimateBody,
     EventBody,
+    IdleBody,
     KeyBody,
     PartitionBody,
     PoolBody,
@@ -178,10 +179,19 @@ def _event_detail(event: EventBody, names: Sequence[str] | None = None) -> str:
     return " ".join(f"{name}={value}" for name, value in chosen if isinstance(value, str | int | float) and value != "")
 
 
-def _run_reason(run: RunBody) -> str:
-    """Why a run waits, or how it ended."""
+def idle_text(idle: IdleBody | None, now: Timestamp) -> str:
+    """For how long it has been idle; empty: it is not."""
+    return f"idle {age(idle.since, now)}" if idle is not None else ""
+
+
+def _queue_reason(entry: QueueEntry, now: Timestamp) -> str:
+    return entry.short_reason or idle_text(entry.idle, now)
+
+
+def _run_reason(run: RunBody, now: Timestamp) -> str:
+    """Why a run waits, that it is idle, or how it ended."""
     if run.ended_at is None:
-        return reason_text(run.reason, run.position)
+        return idle_text(run.idle, now) or reason_text(run.reason, run.position)
     return run.detail or ("" if run.exit_code == 0 else reason_text(run.reason))
 
 
@@ -335,7 +345,7 @@ RUNS: ResourceKind[RunBody] = ResourceKind(
         wide("CLAIM", field_cell("claim")),
         TableColumn("AGE", age_cell("created_at")),
         TableColumn("EXIT", field_cell("exit_code")),
-        TableColumn("REASON", lambda item, _now: _run_reason(item)),
+        TableColumn("REASON", _run_reason),
         wide("COMMAND", lambda item, _now: " ".join(item.job.command)),
     ),
     lambda item: item.id,
@@ -360,7 +370,7 @@ QUEUE_ENTRIES: ResourceKind[QueueEntry] = ResourceKind(
         wide("BLOCK", field_cell("devices")),
         wide("PROJECT", field_cell("project")),
         wide("PRIORITY", field_cell("priority")),
-        TableColumn("REASON", field_cell("short_reason")),
+        TableColumn("REASON", _queue_reason),
         wide("DETAIL", lambda item, _now: reason_text(item.reason) if item.short_reason else ""),
     ),
     lambda item: item.ident,

@@ -1,4 +1,4 @@
-"""One frame of ``moor top`` as text: pools, people, and as much of the queue as the terminal has room for."""
+"""One frame of ``moor top`` as text: pools, people, idle holders, and as much of the queue as there is room for."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moorings.cli.output import OutputFormat, TableStyle, render_list, render_table
-from moorings.cli.people import UserSummary, summarize_users
+from moorings.cli.people import UserSummary, devices_text, find_idle_holders, holder_text, summarize_users
 from moorings.cli.queue_entries import QueueEntry
-from moorings.cli.resources import QUEUE_ENTRIES, size_text
+from moorings.cli.resources import QUEUE_ENTRIES
 from moorings.core.model.timestamps import Timestamp
 from moorings.terminal.text import cut_text, escape_controls
 from moorings.wire.codec import format_time
 from moorings.wire.shapes import PoolBody, ProjectBody
 
 PEOPLE_PART = 3  # the table of people takes at most one part in so many of the lines; the queue has the rest
+IDLE_SHOWN = 4  # lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,8 @@ def build_frame(
     if lines_max is not None:
         people = _fit(people, max(3, lines_max // PEOPLE_PART), "more people")
     lines = [*head, "", *pools, "", *people, ""] if people else [*head, "", *pools, ""]
+    if idle := [_cut(escape_controls(holder_text(each, now)), look) for each in find_idle_holders(shown.entries)]:
+        lines += [*(idle if lines_max is None else _fit(idle, IDLE_SHOWN, "more idle holders")), ""]
     queue = _queue_lines(shown, now, look)
     if lines_max is not None:
         queue = _fit(queue, lines_max - len(lines), "more")
@@ -98,8 +101,7 @@ def _people_lines(shown: QueueSnapshot, look: TableStyle) -> list[str]:
 
 
 def _person(user: UserSummary) -> list[str]:
-    held = ", ".join(size_text(size, kind) for kind, size in sorted(user.held.items()))
-    return [user.user, held, f"{user.share:.0%}", str(user.running), str(user.waiting)]
+    return [user.user, devices_text(user.held), f"{user.share:.0%}", str(user.running), str(user.waiting)]
 
 
 def _quota_text(user: UserSummary) -> str:

@@ -9,6 +9,7 @@ from moorings.wire.shapes import (
     ClaimBody,
     DeviceBody,
     EventBody,
+    IdleBody,
     JobShape,
     KeyBody,
     PartitionBody,
@@ -154,6 +155,7 @@ RUNS = (
         ended_at="2026-01-31T11:00:00.000000Z",
     ),
 )
+IDLE = IdleBody(since="2026-01-31T11:32:00.000000Z", shown_to_admins=True)
 GRANTED = {"state": "READY", "pool": "pod64", "ready_at": "2026-01-31T11:30:00.000000Z"}
 QUEUED_CLAIMS = (
     claim("digits", owner="local/run-7f3kq2m4xw2a", devices="16-31", time_limit_s=7200.0, **GRANTED),
@@ -165,7 +167,7 @@ QUEUED_CLAIMS = (
     claim("leaving", id="claim-leaving", state="RELEASING", owner="local/run-leaving", size=0, pool="pod64"),
 )
 QUEUED_RUNS = (
-    run(started_at="2026-01-31T11:31:00.000000Z"),
+    run(started_at="2026-01-31T11:31:00.000000Z", idle=IDLE),
     run("run-late", "a-sweep-over-the-learning-rates", state="WAITING", claim="claim-late", reason=FULL, position=2),
     run("run-first", "first", state="WAITING", subject="bob", claim="claim-first", reason=FULL, position=1),
     run("run-ended", claim="claim-that-has-ended-since"),

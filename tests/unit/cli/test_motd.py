@@ -9,8 +9,11 @@ import pytest
 
 from moorings.cli.motd_lines import LINE_CHARS, LoginFacts, build_lines
 from moorings.cli.people import DevicesLeft
+from moorings.terminal.console import Console
+from moorings.terminal.context import CommandContext
 from moorings.wire.codec import encode
 from moorings.wire.shapes import CallerBody, ProjectBody
+from tests.cases import cases
 from tests.unit.cli import samples
 from tests.unit.cli.test_output import check_golden
 from tests.unit.cli.test_top import record
@@ -20,13 +23,13 @@ ANN = LoginFacts(samples.POOLS, samples.QUEUE, "ann", DevicesLeft("lab", 4, 8))
 
 
 def test_the_lines_of_a_person():
-    lines = build_lines(ANN)
+    lines = build_lines(ANN, samples.NOW)
     check_golden("motd.txt", "\n".join(lines))
     assert len(lines) == 6
 
 
 def test_the_machines_own_message_has_no_runs():
-    assert build_lines(LoginFacts(samples.POOLS, samples.QUEUE)) == build_lines(ANN)[:2]
+    assert build_lines(LoginFacts(samples.POOLS, samples.QUEUE), samples.NOW) == build_lines(ANN, samples.NOW)[:2]
 
 
 def test_there_are_six_lines_at_most_and_none_is_long():
@@ -35,27 +38,55 @@ def test_there_are_six_lines_at_most_and_none_is_long():
         for number in range(50)
     ]
     pools = [samples.pool(f"pool-{number}") for number in range(40)]
-    lines = build_lines(LoginFacts(pools, many, "ann", DevicesLeft("p" * 64, 0, 8)))
+    facts = LoginFacts(pools, many, "ann", DevicesLeft("p" * 64, 0, 8))
+    lines = build_lines(facts, samples.NOW)
     assert len(lines) == 6
     assert max(map(len, lines)) <= LINE_CHARS
     assert lines[0] == "Free: pool-0 28 of 256 ipu, pool-1 28 of 256 ipu, 38 more pools"
     assert lines[1:3] == ["Waiting: 1 person with 50 jobs", "Yours: 0 running, 50 waiting"]
     assert lines[4] == "  and 49 more: moor get queue --mine"
-    assert "".join(build_lines(LoginFacts(pools, many, "ann", DevicesLeft("p" * 64, 0, 8)), unicode=False)).isascii()
+    assert "".join(build_lines(facts, samples.NOW, unicode=False)).isascii()
+
+
+@cases("shows_idle", [False, True])
+def test_only_root_itself_is_shown_who_holds_idle_devices(shows_idle):
+    idle = [
+        replace(samples.QUEUE[2], user=f"user-{number}", idle=replace(samples.IDLE, shown_to_admins=number > 0))
+        for number in range(6)
+    ]
+    lines = build_lines(LoginFacts(samples.POOLS, idle, shows_idle=shows_idle), samples.NOW)
+    assert lines[2:] == shows_idle * [
+        "Idle: user-1 holds 16 ipu and has used no CPU for 28m: digits",
+        "Idle: user-2 holds 16 ipu and has used no CPU for 28m: digits",
+        "Idle: user-3 holds 16 ipu and has used no CPU for 28m: digits",
+        "  and 2 more: moor top",
+    ]
+
+
+def test_a_person_is_shown_the_own_idle_runs_first_and_no_others():
+    short = replace(samples.QUEUE[2], idle=replace(samples.IDLE, shown_to_admins=False))
+    theirs = replace(short, user="bob")
+    lines = build_lines(LoginFacts(samples.POOLS, [theirs, short, samples.QUEUE[6]], "ann"), samples.NOW)
+    assert lines[2:4] == [
+        "Yours: 1 running, 1 waiting",
+        "  digits holds 16 ipu and has used no CPU for 28m",
+    ]
+    assert len(lines) == 5
+    assert lines[4].endswith("waits at position 2: devices in use")
 
 
 def test_an_idle_machine():
-    assert build_lines(LoginFacts(samples.POOLS, (), "ann")) == [
+    assert build_lines(LoginFacts(samples.POOLS, (), "ann"), samples.NOW) == [
         "Free: pod256 28 of 256 ipu, wse unreachable",
         "Waiting: none",
         "Yours: 0 running, 0 waiting",
     ]
-    assert build_lines(LoginFacts((), ()))[0] == "Free: there are no pools"
+    assert build_lines(LoginFacts((), ()), samples.NOW)[0] == "Free: there are no pools"
 
 
 def test_a_name_cannot_move_the_cursor():
     waiting = replace(samples.QUEUE[6], name="\x1b[2Jx\ny", user="ann")
-    lines = build_lines(LoginFacts(samples.POOLS, [waiting], "ann"))
+    lines = build_lines(LoginFacts(samples.POOLS, [waiting], "ann"), samples.NOW)
     assert lines[3].startswith("  \\x1b[2Jx\\ny waits at position 2: devices in use")
 
 
@@ -66,6 +97,7 @@ def test_a_name_cannot_move_the_cursor():
 def person(monkeypatch: pytest.MonkeyPatch) -> None:
     """The caller is not root, and as patient as tests are: what is measured is the age of their process."""
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(CommandContext, "now", lambda _: samples.NOW)
     monkeypatch.setattr("moorings.cli.commands.motd.LIMIT_S", 1000.0)
 
 
@@ -80,7 +112,7 @@ def machine(server):
 def test_a_person_sees_their_own_runs(machine, moor):
     code, out, err = moor("motd")
     assert (code, err) == (0, "")
-    assert out.splitlines() == build_lines(replace(ANN, left=None))
+    assert out.splitlines() == build_lines(replace(ANN, left=None), samples.NOW)
     assert [seen.path for seen in machine.seen] == [
         "/v1/pools",
         "/v1/runs",
@@ -103,8 +135,12 @@ def test_root_sees_the_machine(machine, moor, monkeypatch):
     monkeypatch.setattr("moorings.cli.commands.motd.LIMIT_S", 1000.0)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     code, out, err = moor("motd")
-    assert (code, out.splitlines(), err) == (0, build_lines(ANN)[:2], "")
+    assert (code, out.splitlines(), err) == (0, build_lines(ANN, samples.NOW)[:2], "")
     assert [seen.path for seen in machine.seen] == ["/v1/pools", "/v1/runs", "/v1/claims"]
+    monkeypatch.setattr(Console, "out_is_tty", True)
+    monkeypatch.setattr(CommandContext, "now", lambda _: samples.NOW)
+    idle = "Idle: ann holds 16 ipu and has used no CPU for 28m: digits"
+    assert moor("motd")[1].splitlines() == [*out.splitlines(), idle], "a terminal of root's is for root alone"
 
 
 @pytest.fixture

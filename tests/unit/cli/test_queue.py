@@ -48,6 +48,14 @@ def test_a_run_and_its_claim_are_one_row():
     assert (entry.state, entry.since) == ("RUNNING", "2026-01-31T11:31:00Z")
 
 
+def test_an_idle_run_says_so_and_a_run_that_is_not_seen_does_not():
+    claim = samples.claim("digits", **samples.GRANTED)
+    entries = [entry_of(claim, samples.run(idle=samples.IDLE)), entry_of(claim)]
+    assert [entry.idle for entry in entries] == [samples.IDLE, None]
+    table = render_list(QUEUE_ENTRIES, entries, OutputFormat(), samples.NOW, TableStyle(width=80))
+    assert [line[-8:].strip() for line in table.splitlines()[1:]] == ["idle 28m", "-"]
+
+
 def test_a_job_of_another_scheduler_and_its_agents_claim_are_one_row():
     (entry,) = [entry for entry in samples.QUEUE if entry.run == "run-running-there"]
     assert (entry.user, entry.claim, entry.devices) == ("ann", "claim-slurm-77", "8-9")

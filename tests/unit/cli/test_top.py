@@ -144,6 +144,31 @@ def test_without_a_terminal_all_rows_are_there():
     assert text.count("user-299") == 2
 
 
+def test_each_idle_holder_has_one_line_with_all_their_idle_devices():
+    long, short = samples.IDLE, replace(samples.IDLE, shown_to_admins=False)
+    older = replace(long, since="2026-01-31T02:00:00.000000Z")
+    entries = [
+        *(entry("ann", size, name=f"n{size}", idle=idle) for size, idle in ((2, older), (4, long), (8, short))),
+        entry("bob", 1, accelerator="csx", name="train\x1b", idle=older),
+        entry("eve", idle=short),
+    ]
+    text = build_frame(replace(SHOWN, entries=entries), samples.NOW, look=TableStyle(width=80), lines_max=24)
+    assert [line for line in text.splitlines() if line.startswith("Idle")] == [
+        "Idle: bob holds 1 csx and has used no CPU for 10h: train\\x1b",
+        "Idle: ann holds 6 ipu and has used no CPU for 28m: 2 jobs",
+    ]
+    assert [line.split()[-2:] for line in text.splitlines() if line.startswith("-")][2] == ["idle", "28m"]
+
+
+def test_idle_holders_leave_room_for_the_queue():
+    many = [entry(f"user-{number}", idle=samples.IDLE) for number in range(30)]
+    lines = build_frame(replace(SHOWN, entries=many), samples.NOW, look=TableStyle(width=80), lines_max=24).splitlines()
+    assert "... and 27 more idle holders" in lines
+    assert any(line.startswith("-  ") for line in lines)
+    text = build_frame(replace(SHOWN, entries=many), samples.NOW, look=TableStyle())
+    assert text.count("Idle: ") == 30
+
+
 def test_an_empty_machine():
     text = build_frame(QueueSnapshot(samples.NOW, (), (), ()), samples.NOW, look=TableStyle(width=80), lines_max=24)
     assert text.splitlines()[-1] == "Nothing runs or waits."

@@ -28,8 +28,9 @@ START_S = 0.3  # of that for the start of Python, where the kernel does not say 
     cls=MoorCommand,
     help="Print a few lines about the machine for a login.\n\n"
     "At most six: the free devices of each pool, how many people wait, your own runs, and what your project's limits "
-    "leave. Root gets the first two only: /etc/update-motd.d runs as root, for everybody. Without an answer within a "
-    "second there is no output, and the exit code is 0 all the same; -v says why.",
+    "leave. A run of yours that holds devices and has used no CPU for long is named first. Root gets the first two "
+    "lines, and on a terminal those who hold idle devices: /etc/update-motd.d runs as root, for everybody. Without an "
+    "answer within a second there is no output, and the exit code is 0 all the same; -v says why.",
     epilog=examples("moor motd", "moor motd -v"),
 )
 @click.pass_obj
@@ -60,7 +61,7 @@ def motd(session: CommandContext) -> int:
 def _build(session: CommandContext, deadline_s: float) -> list[str]:
     from moorings.cli.motd_lines import build_lines
 
-    return build_lines(_load(session, deadline_s), unicode=session.console.unicode)
+    return build_lines(_load(session, deadline_s), session.now(), unicode=session.console.unicode)
 
 
 def _load(session: CommandContext, deadline_s: float) -> LoginFacts:
@@ -77,7 +78,7 @@ def _load(session: CommandContext, deadline_s: float) -> LoginFacts:
     with session.new_client(timeout_s=max(0.01, deadline_s - time.monotonic())) as client:
         pools, entries = client.list_pools(), load_queue(client)
         if os.geteuid() == 0:
-            return LoginFacts(pools, entries)
+            return LoginFacts(pools, entries, shows_idle=session.console.out_is_tty)
         user, projects = client.who_am_i().subject, client.list_projects()
         project = session.configuration.text("project")
         above = [each for each in projects if is_within(project, each.name)]
