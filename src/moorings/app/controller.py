@@ -41,6 +41,7 @@ from moorings.controller.keys import AccessKeyManager
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.timestamps import DAY_S
 from moorings.privileged import places
+from moorings.privileged.peers import refuse_descriptors
 from moorings.store.log_position import LogPositionFile
 
 log = logging.getLogger("moorings.controller")
@@ -251,6 +252,7 @@ def _listen_for_people(settings: Settings) -> socket.socket:
     try:
         path.unlink(missing_ok=True)  # of the one before; the data folder's lock is ours
         listening.bind(str(path))
+        refuse_descriptors(listening)
         path.chmod(0o666)  # the kernel says who is connected, and the account is checked
         listening.listen(512)
     except OSError as error:

@@ -9,12 +9,12 @@ import os
 import pwd
 import resource
 import signal
-import socket
 import sys
 from pathlib import Path
 
 from moorings.privileged import places
 from moorings.privileged.cgroups import MOUNTS, CgroupTree, parse_mounts
+from moorings.privileged.connections import open_socket
 from moorings.privileged.daemon import RootDaemon
 from moorings.privileged.devices import PATTERNS_FILE, read_patterns
 from moorings.privileged.trust import daemon_fault
@@ -50,26 +50,13 @@ def main() -> None:
     own = given.sockets / places.OWN
     own.mkdir(mode=0o755, exist_ok=True)
     os.chown(own, owner.pw_uid, owner.pw_gid)  # for the socket of its API
-    submit = _listen(given.sockets / places.SUBMIT, 0o666)
-    control = _listen(given.sockets / places.CONTROL, 0o600, owner.pw_uid)
+    submit = open_socket(given.sockets / places.SUBMIT, 0o666)
+    control = open_socket(given.sockets / places.CONTROL, 0o600, owner.pw_uid)
     stopped: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: stopped.append(number))
     command, controller = (sys.executable, *SUPERVISOR), (owner.pw_uid, owner.pw_gid)
     daemon = RootDaemon(given.folder, cgroups, command, controller, patterns=read_patterns())
     daemon.serve(submit, control, lambda: bool(stopped))
-
-
-def _listen(path: Path, mode: int, owner: int = 0) -> socket.socket:
-    path.unlink(missing_ok=True)
-    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    before = os.umask(0o777 & ~mode)
-    try:
-        listening.bind(str(path))
-    finally:
-        os.umask(before)
-    os.chown(path, owner, -1)
-    listening.listen(128)
-    return listening
 
 
 if __name__ == "__main__":

@@ -9,14 +9,16 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import selectors
 import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
-from moorings.privileged.peers import peer_uid
+from moorings.privileged.peers import peer_uid, refuse_descriptors
 from moorings.privileged.refusals import Refused
 from moorings.privileged.spool import JOB_BYTES_MAX
 
@@ -25,10 +27,30 @@ log = logging.getLogger("moorings.privileged")
 REQUEST_BYTES_MAX = JOB_BYTES_MAX + (64 << 10)
 PLACES_MAX, PLACES_MAX_USER = 64, 4  # of requests at once
 RECEIVE_S_MAX = 2.0  # for a request to arrive
+BACKLOG = 512  # of connections that are not accepted yet; beyond, a client tries again
 
 _BUSY = Refused("daemon.busy", "it answers too many other requests", "ask again in a moment").answer()
 
 Operation = Callable[[int, dict[str, Any]], dict[str, Any]]
+
+
+def open_socket(path: Path, mode: int, owner: int = 0) -> socket.socket:
+    """A listening socket, of that mode and owner from the start; for the main thread.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    path.unlink(missing_ok=True)
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o777 & ~mode)
+    try:
+        listening.bind(str(path))
+    finally:
+        os.umask(before)
+    os.chown(path, owner, -1)
+    refuse_descriptors(listening)  # before the first connection
+    listening.listen(BACKLOG)
+    return listening
 
 
 class PeerConnection:

@@ -30,6 +30,7 @@ from moorings.privileged.cgroups import CgroupTree, JobCgroup, parse_limits
 from moorings.privileged.connections import Operation, PeerConnection, PeerListener, answer_request
 from moorings.privileged.devices import ALL_DEVICES, PATTERNS, device_access
 from moorings.privileged.pam import open_session
+from moorings.privileged.peers import end_after
 from moorings.privileged.records import is_nearly_full
 from moorings.privileged.refusals import Refused
 from moorings.privileged.spool import Spool, SpooledJob, check_entry, entry_uid
@@ -144,8 +145,8 @@ class RootDaemon:
                 return
             try:
                 attempts.end_with(daemon)  # the next daemon removes drafts: nothing may still write one then
+                end_after(PERSON_S_MAX)
                 attempts.close_others(connection.socket.fileno())
-                signal.alarm(PERSON_S_MAX)
                 answer = answer_request(connection.received, connection.uid, {"spool": self._add})
                 connection.answer(answer, PERSON_S_MAX)
             finally:

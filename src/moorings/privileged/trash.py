@@ -19,6 +19,7 @@ from pathlib import Path
 
 from moorings.privileged.accounts import PersonAccount
 from moorings.privileged.attempts import AttemptRecords, become, close_others
+from moorings.privileged.peers import end_after
 from moorings.privileged.spool import entry_uid
 
 log = logging.getLogger("moorings.privileged")
@@ -84,8 +85,8 @@ class Trash:
 
 def _remove(folder: Path, uid: int) -> None:
     """Empty a person's folder as the person (the account may be gone), in a process that was forked for it."""
+    end_after(REMOVE_S_MAX)
     close_others()
-    signal.alarm(REMOVE_S_MAX)
     for what, most in _LIMITS.items():
         resource.setrlimit(what, (most, most))
     top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

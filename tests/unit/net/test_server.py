@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import signal
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ import pytest
 from moorings.core.model.errors import MooringsError
 from moorings.net.limits import ConnectionLimit
 from moorings.net.server import BoundedServer, ClientConnection, HttpBounds, listen
+from moorings.privileged import peers
+from tests.lingering import send_lingering
 from tests.waiting import patient
 from tests.waiting import until_async as until
 
@@ -112,6 +115,36 @@ async def test_unix_socket_is_served_within_the_limit(tmp_path: Path) -> None:
             assert len(server.limit) == 4
         for _, writer in ends:
             writer.close()
+
+
+@pytest.fixture
+def alarm() -> Iterator[None]:
+    """SIGALRM and its timer are as before again: they may be those of the test's timeout."""
+    handler, (left_s, interval_s) = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)
+    yield
+    signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, left_s, interval_s)
+
+
+@pytest.mark.usefixtures("alarm")
+@pytest.mark.parametrize("number", [peers.PASS_RIGHTS, 9999], ids=["refused", "an older kernel"])
+async def test_descriptor_that_is_slow_to_close_holds_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setattr(peers, "PASS_RIGHTS", number)
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listening.bind(str(tmp_path / "s"))
+    peers.refuse_descriptors(listening)
+    listening.listen()
+    async with serving(BOUNDS, listening):
+        with socket.socket(socket.AF_UNIX) as attacker:
+            attacker.connect(str(tmp_path / "s"))
+            with send_lingering(attacker, request("/")):
+                reader, writer = await asyncio.open_unix_connection(tmp_path / "s")
+                writer.write(request("/"))
+                async with asyncio.timeout(patient(20)):
+                    assert b"ok" in await reader.readuntil(b"ok")
+                writer.close()
 
 
 def test_port_that_is_taken_is_named(anyio_backend: object) -> None:

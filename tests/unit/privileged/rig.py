@@ -18,6 +18,7 @@ import pytest
 
 from moorings.privileged.accounts import PersonAccount
 from moorings.privileged.cgroups import MOUNTS, CgroupTree, JobLimits, parse_mounts
+from moorings.privileged.connections import open_socket
 from moorings.privileged.daemon import RootDaemon
 from moorings.privileged.refusals import Refused
 from tests.waiting import patient, until
@@ -80,18 +81,12 @@ class RootRig:
         return found
 
     def start(self) -> None:
-        listening = []
         for name in ("submit", "control"):
-            path = self.sockets / name
-            path.unlink(missing_ok=True)
-            one = socket.socket(socket.AF_UNIX)
-            one.bind(str(path))
-            path.chmod(0o666)
-            one.listen()
-            listening.append(one)
+            (self.sockets / name).unlink(missing_ok=True)
         self.pid = os.fork()
         if self.pid == 0:
             try:
+                submit, control = (open_socket(self.sockets / name, 0o666) for name in ("submit", "control"))
                 daemon = RootDaemon(
                     self.folder,
                     self.tree(),
@@ -100,11 +95,14 @@ class RootRig:
                     self.account,
                     lambda _name: None,  # PAM knows no account either
                 )
-                daemon.serve(listening[0], listening[1], lambda: False)
+                daemon.serve(submit, control, lambda: False)
             finally:
                 os._exit(1)
-        for one in listening:
-            one.close()
+        until(self._listens, 30)
+
+    def _listens(self) -> bool:
+        with socket.socket(socket.AF_UNIX) as connected:
+            return connected.connect_ex(str(self.sockets / "control")) == 0
 
     def account(self, uid: int) -> PersonAccount:
         name = {ANN: "ann-x", BOB: "bob-x"}[uid]

@@ -15,15 +15,17 @@ from typing import Any
 
 import pytest
 
-from moorings.privileged import connections, records
+from moorings.privileged import connections, peers, records
 from moorings.privileged import trash as trash_module
 from moorings.privileged.attempts import boot_id, start_ticks
 from moorings.privileged.cgroups import CgroupTree, JobLimits
 from moorings.privileged.spool import Spool
+from tests.lingering import send_lingering
 from tests.unit.privileged.rig import ANN, BOB, CONTROLLER, NEEDS_ROOT, PYTHON, RootRig
 from tests.waiting import until
 
 pytestmark = NEEDS_ROOT
+NO_OPTION = 9999  # of any socket
 SUPERVISOR = """
 import json, os, signal, subprocess, sys, time
 folder, given = sys.argv[1], json.load(sys.stdin)
@@ -314,6 +316,24 @@ def test_a_person_who_says_nothing_holds_nobody_up(rig: RootRig) -> None:
     assert rig.ended(entry)["code"] == 0
     for each in silent:
         each.close()
+
+
+@pytest.mark.parametrize("number", [peers.PASS_RIGHTS, NO_OPTION], ids=["refused", "an older kernel"])
+def test_a_descriptor_that_is_slow_to_close_holds_nobody_up(
+    rig: RootRig, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    rig.kill()
+    monkeypatch.setattr(peers, "PASS_RIGHTS", number)
+    rig.start()
+    read, closed = rig.connect("submit"), rig.connect("submit")
+    with send_lingering(read, b"{") as passes, send_lingering(closed, b"{"):
+        assert passes or number != NO_OPTION
+        closed.close()
+        entry = rig.spool(ANN, "pass")
+        assert rig.begin(entry)["attempt"] == 0
+        assert rig.ended(entry)["code"] == 0
+        assert rig.ask(ANN, "submit", {"op": "withdraw", "entry": entry})["error"] == "attempt.live"
+    read.close()
 
 
 def test_the_fifth_request_of_one_person_is_told_so(rig: RootRig) -> None:
