@@ -7,6 +7,7 @@ so a device file that appears later is closed to the jobs that run by then.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fnmatch
@@ -82,7 +83,9 @@ def _matching(paths: Iterable[str], patterns: Sequence[str]) -> set[str]:
 
 
 def _character_devices() -> Iterator[tuple[str, tuple[int, int]]]:
-    for top, _, files in os.walk(DEV):
+    for top, folders, files in os.walk(DEV):
+        # Not where others make files, as in /dev/shm: a tree of any depth and size would be in everybody's way.
+        folders[:] = [name for name in folders if not _is_open_to_others(f"{top}/{name}")]
         for name in files:
             path = f"{top}/{name}"
             try:
@@ -91,6 +94,12 @@ def _character_devices() -> Iterator[tuple[str, tuple[int, int]]]:
                 continue
             if stat.S_ISCHR(found.st_mode):
                 yield path, (os.major(found.st_rdev), os.minor(found.st_rdev))
+
+
+def _is_open_to_others(folder: str) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return bool(os.lstat(folder).st_mode & (stat.S_IWGRP | stat.S_IWOTH))
+    return True
 
 
 def v1_lines(access: DeviceAccess) -> list[str]:

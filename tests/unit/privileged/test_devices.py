@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -18,6 +19,7 @@ from tests.unit.privileged.rig import remove_base
 from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes device files")
+DEPTH = 1500  # of folders: more than Python has frames
 MAJOR = 195  # no driver of a test machine has it: open says ENXIO
 
 
@@ -53,6 +55,24 @@ def test_only_a_device_file_of_jobs_is_given(dev: Path, name: str) -> None:
     with pytest.raises(Refused) as refused:
         device_access(patterns(dev), [f"{dev}/accel1", f"{dev}/{name}"])
     assert refused.value.code == "device.unknown"
+
+
+def test_a_tree_that_a_person_made_in_dev_is_in_nobodys_way(dev: Path) -> None:
+    shared = dev / "shm"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    os.mknod(shared / "accel4", stat.S_IFCHR, os.makedev(MAJOR, 4))
+    with contextlib.chdir(shared):
+        for _ in range(DEPTH):
+            Path("a").mkdir()
+            os.chdir("a")
+        try:
+            found = device_access(patterns(dev), [f"{dev}/accel1"])
+        finally:
+            for _ in range(DEPTH):  # pytest's own removal is too shallow
+                os.chdir("..")
+                Path("a").rmdir()
+    assert found.allowed == frozenset({(MAJOR, 1), (MAJOR, 255)})
 
 
 def test_an_admin_names_the_device_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
