@@ -5,6 +5,7 @@ The controller beside it is started as its own user: this process becomes that u
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import signal
@@ -22,6 +23,7 @@ from moorings.privileged import places
 
 MODULE = "moorings.privileged"
 PATH = "/usr/local/bin:/usr/bin:/bin"
+OOM_SCORE = "-500"  # of the controller: people's processes are killed first when they have used up the memory
 
 
 LOCK, LOG = places.JOBS / places.LOCK, places.JOBS / places.LOG
@@ -123,6 +125,8 @@ def become_controller(data: Path) -> None:
     if not data.exists():
         data.mkdir(mode=0o700)
         os.chown(data, account.pw_uid, account.pw_gid)
+    with contextlib.suppress(OSError):  # as for the root daemon
+        Path("/proc/self/oom_score_adj").write_text(OOM_SCORE)
     os.initgroups(account.pw_name, account.pw_gid)
     os.setresgid(account.pw_gid, account.pw_gid, account.pw_gid)
     os.setresuid(account.pw_uid, account.pw_uid, account.pw_uid)

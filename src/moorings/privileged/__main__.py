@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fcntl
 import logging
 import os
@@ -19,6 +20,7 @@ from moorings.privileged.daemon import RootDaemon
 from moorings.privileged.devices import PATTERNS_FILE, read_patterns
 from moorings.privileged.trust import daemon_fault
 
+OOM_SCORE = "-900"  # people's processes are killed first when they have used up the memory (proc(5))
 SUPERVISOR = ("-I", "-m", "moorings.local.shared_supervisor")
 
 
@@ -44,6 +46,8 @@ def main() -> None:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         sys.exit(f"moorings.privileged: another daemon uses {given.folder}")
+    with contextlib.suppress(OSError):  # in a container
+        Path("/proc/self/oom_score_adj").write_text(OOM_SCORE)
     cgroups = CgroupTree(parse_mounts(MOUNTS.read_text()))
     cgroups.prepare()
     owner = pwd.getpwnam(given.controller)

@@ -6,7 +6,7 @@ One attempt's folder::
     started.json   the supervisor's process; it is there before the supervisor may begin
     begun          it was let begin, and has; without it nothing of the job ever ran
     cancel.json    a request to the supervisor, and
-    yield.json     another one; the person may read them
+    yield.json     another one; they are the person's to read: a reason may name others
     refused.json   why its person gets no process
     end.json       how it ended; it is there once nothing is left in the cgroup
     run/           the person's: the supervisor's own records and the output, for the controller's group to read
@@ -14,6 +14,7 @@ One attempt's folder::
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import json
@@ -30,6 +31,7 @@ from typing import Any, NoReturn
 from moorings.privileged.accounts import PersonAccount, groups_of
 from moorings.privileged.cgroups import JobCgroup
 from moorings.privileged.records import fsync_folder, read_record, reserve_record, write_record
+from moorings.privileged.spool import entry_uid
 
 PATH = "/usr/local/bin:/usr/bin:/bin"
 FILES = 1024  # that a job may have open, as a login
@@ -138,7 +140,7 @@ class AttemptRecords:
 
     def save_request(self, name: str, request: Mapping[str, Any]) -> None:
         """Record what the supervisor is asked to do, for the person to read."""
-        write_record(self.path / f"{name}.json", dict(request), mode=0o644)
+        write_record(self.path / f"{name}.json", dict(request), owner=entry_uid(self.entry))
 
     def save_end(self, code: int | None, why: str, oom_kills: int) -> None:
         """Record the end; ``code``: the supervisor's exit code, 128 + N of signal N, None: not known."""
@@ -207,6 +209,7 @@ def begin_supervisor(
         folder.begun.touch(0o600)
         account = find_person()
         groups = groups_of(account)
+        leave_login(account.uid)
         open_session(account.name)
     except Exception as error:
         write_record(folder.path / "refused.json", {"why": str(error)})
@@ -250,6 +253,13 @@ def become(account: PersonAccount, groups: Sequence[int]) -> None:
     except PermissionError:
         return
     raise OSError("the powers of root could not be dropped")
+
+
+def leave_login(uid: int) -> None:
+    """Give up what this process has from the daemon, and the daemon from the login that started it."""
+    for name, value in (("loginuid", uid), ("oom_score_adj", 0)):
+        with contextlib.suppress(OSError):  # there is no audit here, or its login is for good
+            Path(f"/proc/self/{name}").write_text(str(value))
 
 
 def end_with(parent: int) -> None:

@@ -29,7 +29,7 @@ PLACES_MAX, PLACES_MAX_USER = 64, 4  # of requests at once
 RECEIVE_S_MAX = 2.0  # for a request to arrive
 BACKLOG = 512  # of connections that are not accepted yet; beyond, a client tries again
 
-_BUSY = Refused("daemon.busy", "it answers too many other requests", "ask again in a moment").answer()
+BUSY = Refused("daemon.busy", "it answers too many other requests", "ask again in a moment").answer()
 
 Operation = Callable[[int, dict[str, Any]], dict[str, Any]]
 
@@ -123,7 +123,7 @@ class PeerListener:
             else:
                 with contextlib.suppress(OSError):
                     made.receive()  # else what was sent and not read takes the answer with it
-                made.answer(_BUSY)
+                made.answer(BUSY)
 
     def _has_place(self, uid: int) -> bool:
         held = Counter([*self._busy(), *(each.uid for each in self._open)])

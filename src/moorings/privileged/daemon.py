@@ -27,7 +27,7 @@ from moorings.privileged import attempts
 from moorings.privileged.accounts import PersonAccount, find_account
 from moorings.privileged.attempts import AttemptRecords, StartedProcess, boot_id
 from moorings.privileged.cgroups import CgroupTree, JobCgroup, parse_limits
-from moorings.privileged.connections import Operation, PeerConnection, PeerListener, answer_request
+from moorings.privileged.connections import BUSY, Operation, PeerConnection, PeerListener, answer_request
 from moorings.privileged.devices import ALL_DEVICES, PATTERNS, device_access
 from moorings.privileged.pam import open_session
 from moorings.privileged.peers import end_after
@@ -139,7 +139,12 @@ class RootDaemon:
             connection.answer(answer_request(connection.received, connection.uid, self.operations_of_person))
             return
         with connection.socket:
-            daemon, pid = os.getpid(), os.fork()
+            daemon = os.getpid()
+            try:
+                pid = os.fork()
+            except OSError:  # people have taken all process ids, or the memory
+                connection.answer(BUSY)
+                return
             if pid:
                 self._people[pid] = connection.uid
                 return
@@ -341,12 +346,12 @@ class RootDaemon:
                 with contextlib.suppress(ChildProcessError):  # it was started by the daemon before this one
                     live.code = attempts.take_exit_code(live.descriptor)
             try:
-                refused = live.folder.record("refused")
-                if refused is None and not live.folder.begun.exists():
+                refused, oom_kills = live.folder.record("refused"), cgroup.oom_kills()
+                if refused is None and not oom_kills and not live.folder.begun.exists():
                     self._trash.add(live.folder)  # nothing of it ever ran: it can be started again
                 else:
                     why = live.why or "its exit code was not seen" if live.code is None else ""
-                    live.folder.save_end(live.code, (refused or {}).get("why", why), cgroup.oom_kills())
+                    live.folder.save_end(live.code, (refused or {}).get("why", why), oom_kills)
             except OSError:
                 if not live.is_logged:
                     log.exception("end.unsaved: %s", entry)

@@ -12,16 +12,22 @@ RESERVED_BYTES = 4096
 FREE_BYTES_MIN = 64 << 20  # left on the disk, for the records of what runs
 
 
-def write_record(path: Path, record: dict[str, Any], *, mode: int = 0o600) -> None:
+def write_record(path: Path, record: dict[str, Any], *, owner: int | None = None) -> None:
     """Write a record durably; the folder is root's, so nobody else puts anything in the way.
+
+    Args:
+        path: where.
+        record: what.
+        owner: the only user to read it; None: the one who writes it.
 
     Raises:
         OSError: that failed.
     """
     draft = _draft(path)
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    os.fchmod(descriptor, mode)
     with os.fdopen(descriptor, "wb") as file:
+        if owner is not None:
+            os.fchown(descriptor, owner, -1)
         file.write(json.dumps(record).encode())
         file.truncate()  # it may have been reserved
         file.flush()

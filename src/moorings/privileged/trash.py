@@ -24,6 +24,7 @@ from moorings.privileged.spool import entry_uid
 
 log = logging.getLogger("moorings.privileged")
 REMOVE_S_MAX = 60
+KILL_S_MAX = 5  # a file system of the person's own can keep a process that was killed
 _NO_GROUP = 65534
 _LIMITS = {
     resource.RLIMIT_CPU: REMOVE_S_MAX,
@@ -41,6 +42,7 @@ class Trash:
         folder.mkdir(mode=0o700, exist_ok=True)
         self._stuck: set[str] = set()  # until the next daemon
         self._name, self._pid, self._until_s = "", 0, 0.0
+        self._hanging: list[int] = []
 
     @property
     def is_working(self) -> bool:
@@ -57,10 +59,15 @@ class Trash:
 
     def turn(self) -> None:
         """See how far the remover is, and start the next one; a crash of the daemon loses none."""
+        self._hanging = [pid for pid in self._hanging if os.waitpid(pid, os.WNOHANG)[0] == 0]
         if self._pid:
             if os.waitpid(self._pid, os.WNOHANG)[0] == 0:
                 if time.monotonic() > self._until_s:
                     os.kill(self._pid, signal.SIGKILL)
+                if time.monotonic() > self._until_s + KILL_S_MAX:
+                    log.warning("trash.stuck: %s: its remover hangs in the kernel", self._name)
+                    self._stuck.add(self._name)
+                    self._hanging, self._pid = [*self._hanging, self._pid], 0
                 return
             self._pid = 0
             try:
@@ -73,7 +80,10 @@ class Trash:
         self._name = next((name for name in os.listdir(self._folder) if name not in self._stuck), "")  # noqa: PTH208
         if self._name:
             self._until_s = time.monotonic() + REMOVE_S_MAX
-            self._pid = os.fork()
+            try:
+                self._pid = os.fork()
+            except OSError:  # no process is left for it: at the next turn
+                return
             if self._pid == 0:
                 try:
                     _remove(self._folder / self._name / "run", entry_uid(self._name.partition(".")[0]))

@@ -6,9 +6,12 @@ import contextlib
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 import threading
+import time
+from ast import literal_eval
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +25,7 @@ from moorings.privileged.cgroups import CgroupTree, JobLimits
 from moorings.privileged.spool import Spool
 from tests.lingering import send_lingering
 from tests.unit.privileged.rig import ANN, BOB, CONTROLLER, NEEDS_ROOT, PYTHON, RootRig
-from tests.waiting import until
+from tests.waiting import patient, until
 
 pytestmark = NEEDS_ROOT
 NO_OPTION = 9999  # of any socket
@@ -128,6 +131,45 @@ def test_a_job_over_its_memory_ends_with_that_reason(rig: RootRig) -> None:
     assert (end["code"], end["oomKills"]) == (128 + signal.SIGKILL, 1)
 
 
+def test_a_job_with_less_memory_than_its_start_needs_has_ended(rig: RootRig) -> None:
+    if "memory" not in rig.tree().limited:
+        pytest.skip("no cgroup limits memory here")
+    entry = rig.spool(ANN, "pass")
+    rig.begin(entry, memoryBytes=1)
+    assert rig.ended(entry)["oomKills"] > 0
+
+
+def test_a_daemon_that_gets_no_process_goes_on(rig: RootRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = rig.spool(ANN, "pass")
+    rig.begin(ended)
+    rig.ended(ended)
+    rig.kill()
+    none_left = rig.folder.parent / "none-left"
+
+    def fork(fork: Callable[[], int] = os.fork) -> int:
+        if none_left.exists():
+            raise BlockingIOError
+        return fork()
+
+    monkeypatch.setattr(os, "fork", fork)
+    rig.start()
+    none_left.touch()
+    assert rig.ask(ANN, "submit", {"op": "spool", "job": {}})["error"] == "daemon.busy"
+    trash = forget(rig, ended)
+    assert list(trash.iterdir()) != []
+    none_left.unlink()
+    rig.spool(ANN, "pass")
+    until(lambda: not list(trash.iterdir()), 30)
+
+
+def test_a_job_has_nothing_of_the_login_that_started_the_daemon(rig: RootRig) -> None:
+    Path(f"/proc/{rig.pid}/oom_score_adj").write_text("500")  # a lower one is not for every root
+    entry = rig.spool(ANN, "say('has', [open(f'/proc/self/{name}').read() for name in ('oom_score_adj', 'loginuid')])")
+    rig.begin(entry)
+    score, login = literal_eval(rig.run_file(entry, "has"))
+    assert (int(score), int(login)) == (0, ANN)
+
+
 def test_a_limit_that_cannot_be_set_is_refused(rig: RootRig, monkeypatch: pytest.MonkeyPatch) -> None:
     limited = rig.tree().limited
     assert rig.control("status", "", entries=[])["limits"] == sorted(limited)
@@ -163,6 +205,8 @@ def test_a_request_reaches_the_supervisor_and_no_one_else_can_make_one(rig: Root
     rig.control("ask", entry, **asked)
     assert json.loads(rig.run_file(entry, "asked")) == {"reason": "enough"}
     assert rig.ended(entry)["code"] == 0
+    request = (rig.folder / "jobs" / entry / "0" / "cancel.json").stat()
+    assert (request.st_uid, stat.S_IMODE(request.st_mode)) == (ANN, 0o600), "others know the folder, of its process"
 
 
 def test_a_request_waits_for_a_supervisor_that_does_not_listen_yet(rig: RootRig, tmp_path: Path) -> None:
@@ -497,6 +541,33 @@ def test_a_remover_that_its_person_has_stopped_is_killed(rig: RootRig, monkeypat
     for entry in entries:
         forget(rig, entry)
     until(lambda: len(list((rig.folder / "trash").iterdir())) == 1, 30)
+
+
+def test_a_remover_that_cannot_be_killed_is_in_nobodys_way(rig: RootRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = [rig.spool(ANN, "pass") for _ in range(2)]
+    for entry in entries:
+        rig.begin(entry)
+        rig.ended(entry)
+    rig.kill()
+    hangs = rig.folder.parent / "hangs"
+
+    def hang_once(folder: Path, uid: int, remove: Callable[[Path, int], None] = trash_module._remove) -> None:
+        if hangs.exists():
+            remove(folder, uid)
+        else:
+            hangs.write_text(str(os.getpid()))
+            time.sleep(patient(60))
+
+    monkeypatch.setattr(trash_module, "REMOVE_S_MAX", 3)
+    monkeypatch.setattr(trash_module, "KILL_S_MAX", 0)
+    monkeypatch.setattr(trash_module, "_remove", hang_once)
+    monkeypatch.setattr(signal, "SIGKILL", 0)  # as if the kernel kept it
+    rig.start()
+    monkeypatch.undo()
+    for entry in entries:
+        forget(rig, entry)
+    until(lambda: len(list((rig.folder / "trash").iterdir())) == 1, 30)
+    os.kill(int(hangs.read_text()), signal.SIGKILL)
 
 
 def test_a_job_that_was_being_forgotten_is_forgotten_by_the_next_daemon(rig: RootRig) -> None:
