@@ -85,6 +85,20 @@ async def test_an_end_that_its_person_wrote_ends_nothing(rig: SharedRig) -> None
         await wait_for_end(engine, order.run)
 
 
+async def test_a_status_that_takes_long_to_read_is_none(rig: SharedRig) -> None:
+    order = make_order(rig.programs.runs_until_stopped(), rig.workdir)
+    async with open_engine(rig) as engine:
+        await engine.submit(order)
+        await wait_for_output(engine, order.run, b"ready")
+        forged = run_folder(rig) / "status.json"
+        status = json.loads(forged.read_text())
+        assert (await observe_run(engine, order.run)).phase is RunPhase.RUNNING
+        forged.write_text(json.dumps(status | {"tasks": status["tasks"] * 1000}))
+        assert (await observe_run(engine, order.run)).phase is RunPhase.STARTING
+        await engine.cancel(order.run, "enough")
+        await wait_for_end(engine, order.run)
+
+
 async def test_a_supervisor_that_its_person_has_stopped_keeps_no_devices(
     rig: SharedRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,7 +53,11 @@ def _call(path: Path, request: Mapping[str, Any]) -> dict[str, Any]:
         try:
             answer = exchange(path, request, ANSWER_S, ANSWER_BYTES_MAX)
             found = dict(json.loads(answer)) if answer else None
-        except (BrokenPipeError, ConnectionResetError):  # closed before it was read
+        except (
+            BrokenPipeError,
+            ConnectionResetError,
+            BlockingIOError,
+        ):  # closed before it was read, or not accepted yet
             found = None
         except (OSError, ValueError) as error:
             hint = "is it running? The machine's admin starts it with 'moor up --system'"

@@ -137,12 +137,15 @@ def read_record(folder: Path) -> CheckpointRecord | None:
 def parse_record(text: bytes) -> CheckpointRecord | None:
     """A record that the job's user may have written; None: it could be none."""
     try:
-        record = from_plain(CheckpointRecord, json.loads(text))
+        given = json.loads(text)
+        if len(given["found"]) > SHOWN_MAX:  # before each is looked at: that is slow
+            return None
+        record = from_plain(CheckpointRecord, given)
         json.dumps(to_plain(record), ensure_ascii=False).encode()  # an API has no word for a lone surrogate
-    except (ValueError, RecursionError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         return None
-    given = (record.resumed_from,) if record.resumed_from is not None else ()
-    if len(record.found) > SHOWN_MAX or not all(map(_is_possible, (*record.found, *given))):
+    resumed = (record.resumed_from,) if record.resumed_from is not None else ()
+    if not all(map(_is_possible, (*record.found, *resumed))):
         return None
     return replace(record, fault=record.fault[:FAULT_CHARS_MAX])
 

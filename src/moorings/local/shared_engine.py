@@ -53,6 +53,7 @@ from moorings.workloads.runs import CANNOT_START, SIGKILL_EXIT_CODE, EndReason, 
 POLL_S, STARTING_POLL_S = 1.0, 0.1
 SUBMIT_LOCK_WAIT_S = 5.0
 RECORD_BYTES_MAX = 1 << 20
+STATUS_BYTES_MAX, STATUS_BYTES_MAX_TASK = 16 << 10, 64  # every look reads those of all runs
 DETAIL_CHARS_MAX = 500
 UNUSED_S = float(DAY_S)  # after which no run is made of an entry: its person's command has long ended
 MARGIN_S = 30.0  # after which a supervisor that should have ended its job is killed
@@ -240,7 +241,8 @@ class SharedEngine:
         person = entry_uid(known.entry)
         folder = SharedRunFolder(Path(state["folder"]))
         looked = read_record(folder.path)
-        status = _read_person(folder.status, person, SupervisorStatus)
+        status_bytes_max = STATUS_BYTES_MAX + STATUS_BYTES_MAX_TASK * known.tasks
+        status = _read_person(folder.status, person, SupervisorStatus, status_bytes_max)
         started_at = self._clamped(status.started_at, known) if status is not None else None
         seen = RunStatus(
             run,
@@ -407,10 +409,10 @@ def _opened(path: Path, person: int) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _read_person(path: Path, person: int, kind: type[RecordT]) -> RecordT | None:
+def _read_person(path: Path, person: int, kind: type[RecordT], bytes_max: int = RECORD_BYTES_MAX) -> RecordT | None:
     """A record that a person may have written; None: there is none."""
     with contextlib.suppress(OSError, ValueError, RecursionError), _opened(path, person) as descriptor:
-        return from_plain(kind, json.loads(os.pread(descriptor, RECORD_BYTES_MAX, 0)))
+        return from_plain(kind, json.loads(os.pread(descriptor, bytes_max, 0)))
     return None
 
 

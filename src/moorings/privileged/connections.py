@@ -27,6 +27,7 @@ log = logging.getLogger("moorings.privileged")
 REQUEST_BYTES_MAX = JOB_BYTES_MAX + (64 << 10)
 PLACES_MAX, PLACES_MAX_USER = 64, 4  # of requests at once
 RECEIVE_S_MAX = 2.0  # for a request to arrive
+ACCEPTS_MAX = 64  # before what is connected has its turn
 BACKLOG = 512  # of connections that are not accepted yet; beyond, a client tries again
 
 BUSY = Refused("daemon.busy", "it answers too many other requests", "ask again in a moment").answer()
@@ -113,17 +114,20 @@ class PeerListener:
             self._take(late).socket.close()
 
     def _accept(self, listening: socket.socket) -> None:
-        with contextlib.suppress(OSError):  # it has gone, or there are no descriptors left
-            made = PeerConnection(listening.accept()[0])
-            if self._uids is not None and made.uid not in self._uids:
-                made.socket.close()
-            elif self._has_place(made.uid):
-                self._open.append(made)
-                self._selector.register(made.socket, selectors.EVENT_READ, lambda: self._receive(made))
-            else:
-                with contextlib.suppress(OSError):
-                    made.receive()  # else what was sent and not read takes the answer with it
-                made.answer(BUSY)
+        with contextlib.suppress(OSError):  # none is left, it has gone, or there are no descriptors left
+            for _ in range(ACCEPTS_MAX):
+                self._take_in(PeerConnection(listening.accept()[0]))
+
+    def _take_in(self, made: PeerConnection) -> None:
+        if self._uids is not None and made.uid not in self._uids:
+            made.socket.close()
+        elif self._has_place(made.uid):
+            self._open.append(made)
+            self._selector.register(made.socket, selectors.EVENT_READ, lambda: self._receive(made))
+        else:
+            with contextlib.suppress(OSError):
+                made.receive()  # else what was sent and not read takes the answer with it
+            made.answer(BUSY)
 
     def _has_place(self, uid: int) -> bool:
         held = Counter([*self._busy(), *(each.uid for each in self._open)])

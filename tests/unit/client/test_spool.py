@@ -57,6 +57,16 @@ def answered(path: Path, request: pytest.FixtureRequest) -> Iterator[Daemon]:
     made.close()
 
 
+def test_a_daemon_that_has_not_accepted_others_is_asked_again(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listening, socket.socket(socket.AF_UNIX) as first:
+        listening.bind(str(path))
+        listening.listen(0)
+        first.connect(str(path))
+        with pytest.raises(MooringsError) as caught:
+            spool.hand_in(path, {})
+    assert "too many other requests" in caught.value.detail
+
+
 def test_the_socket_is_beside_the_controllers_folder() -> None:
     assert spool.submit_socket("/run/moorings/controller/api") == Path("/run/moorings/submit")
 
