@@ -27,7 +27,7 @@ log = logging.getLogger("moorings.privileged")
 REQUEST_BYTES_MAX = JOB_BYTES_MAX + (64 << 10)
 PLACES_MAX, PLACES_MAX_USER = 64, 4  # of requests at once
 RECEIVE_S_MAX = 2.0  # for a request to arrive
-ACCEPTS_MAX = 64  # before what is connected has its turn
+ACCEPTS_PER_WAKEUP = 64  # before what is connected has its turn
 BACKLOG = 512  # of connections that are not accepted yet; beyond, a client tries again
 
 BUSY = Refused("daemon.busy", "it answers too many other requests", "ask again in a moment").answer()
@@ -115,7 +115,7 @@ class PeerListener:
 
     def _accept(self, listening: socket.socket) -> None:
         with contextlib.suppress(OSError):  # none is left, it has gone, or there are no descriptors left
-            for _ in range(ACCEPTS_MAX):
+            for _ in range(ACCEPTS_PER_WAKEUP):
                 self._take_in(PeerConnection(listening.accept()[0]))
 
     def _take_in(self, made: PeerConnection) -> None:

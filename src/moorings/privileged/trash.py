@@ -24,7 +24,7 @@ from moorings.privileged.spool import entry_uid
 
 log = logging.getLogger("moorings.privileged")
 REMOVE_S_MAX = 60
-KILL_S_MAX = 5  # a file system of the person's own can keep a process that was killed
+KILL_WAIT_S = 5  # a file system of the person's own can keep a process that was killed
 _NO_GROUP = 65534
 _LIMITS = {
     resource.RLIMIT_CPU: REMOVE_S_MAX,
@@ -64,7 +64,7 @@ class Trash:
             if os.waitpid(self._pid, os.WNOHANG)[0] == 0:
                 if time.monotonic() > self._until_s:
                     os.kill(self._pid, signal.SIGKILL)
-                if time.monotonic() > self._until_s + KILL_S_MAX:
+                if time.monotonic() > self._until_s + KILL_WAIT_S:
                     log.warning("trash.stuck: %s: its remover hangs in the kernel", self._name)
                     self._stuck.add(self._name)
                     self._hanging, self._pid = [*self._hanging, self._pid], 0

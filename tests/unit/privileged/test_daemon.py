@@ -559,7 +559,7 @@ def test_a_remover_that_cannot_be_killed_is_in_nobodys_way(rig: RootRig, monkeyp
             time.sleep(patient(60))
 
     monkeypatch.setattr(trash_module, "REMOVE_S_MAX", 3)
-    monkeypatch.setattr(trash_module, "KILL_S_MAX", 0)
+    monkeypatch.setattr(trash_module, "KILL_WAIT_S", 0)
     monkeypatch.setattr(trash_module, "_remove", hang_once)
     monkeypatch.setattr(signal, "SIGKILL", 0)  # as if the kernel kept it
     rig.start()
