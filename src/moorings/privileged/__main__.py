@@ -10,6 +10,7 @@ import os
 import pwd
 import resource
 import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from moorings.privileged.cgroups import MOUNTS, CgroupTree, parse_mounts
 from moorings.privileged.connections import open_socket
 from moorings.privileged.daemon import RootDaemon
 from moorings.privileged.devices import PATTERNS_FILE, read_patterns
+from moorings.privileged.scope import find_jobs_place
 from moorings.privileged.trust import daemon_fault
 
 OOM_SCORE = "-900"  # people's processes are killed first when they have used up the memory (proc(5))
@@ -48,7 +50,8 @@ def main() -> None:
         sys.exit(f"moorings.privileged: another daemon uses {given.folder}")
     with contextlib.suppress(OSError):  # in a container
         Path("/proc/self/oom_score_adj").write_text(OOM_SCORE)
-    cgroups = CgroupTree(parse_mounts(MOUNTS.read_text()))
+    hierarchies = parse_mounts(MOUNTS.read_text())
+    cgroups = CgroupTree(hierarchies, find_jobs_place(hierarchies))
     cgroups.prepare()
     owner = pwd.getpwnam(given.controller)
     own = given.sockets / places.OWN
@@ -60,7 +63,17 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda number, _: stopped.append(number))
     command, controller = (sys.executable, *SUPERVISOR), (owner.pw_uid, owner.pw_gid)
     daemon = RootDaemon(given.folder, cgroups, command, controller, patterns=read_patterns())
-    daemon.serve(submit, control, lambda: bool(stopped))
+    _notify_systemd()
+    daemon.serve(submit, control, lambda: bool(stopped) or not cgroups.is_there())
+    if not stopped:
+        sys.exit("moorings.privileged: the jobs' cgroup was removed; the next start makes it again")
+
+
+def _notify_systemd() -> None:
+    """Say that both sockets are there, for what is started after this (sd_notify(3))."""
+    if path := os.environ.get("NOTIFY_SOCKET"):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifying:
+            notifying.sendto(b"READY=1", path.replace("@", "\0", 1))
 
 
 if __name__ == "__main__":

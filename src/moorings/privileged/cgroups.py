@@ -26,7 +26,8 @@ PERIOD_US = 100_000  # of the CPU bandwidth, the kernel's default
 TASKS_MAX = 10_000  # of a job that names no number: a fork bomb ends there
 FREEZE_S, LOOK_S = 0.5, 0.002
 LIMITING = frozenset({"memory", "pids", "cpu"})  # controllers
-_V1 = LIMITING | {"freezer", "devices"}
+# The last one names processes to systemd: by it systemd knows of which unit they are.
+_V1 = LIMITING | {"freezer", "devices", "name=systemd"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,7 @@ class CgroupTree:
             OSError: that failed, or there are no cgroups to hold a job.
         """
         for folder in self._v1.values():
-            folder.mkdir(exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)  # systemd makes no freezer
         if self._unified is not None:
             self._unified.mkdir(exist_ok=True)
             self._kills = (self._unified / "cgroup.kill").exists()
@@ -143,10 +144,16 @@ class CgroupTree:
         unified = self._unified / name if self._unified is not None and self._kills else None
         return JobCgroup(unified, {controller: path / name for controller, path in self._v1.items()})
 
+    def _folders(self) -> list[Path]:
+        return [*self._v1.values(), *([self._unified] if self._unified is not None else [])]
+
+    def is_there(self) -> bool:
+        """Whether what all jobs share is there: systemd removes it if root stops the scope."""
+        return all(folder.exists() for folder in self._folders())
+
     def names(self) -> set[str]:
         """The cgroups that are there."""
-        folders = [*self._v1.values(), *([self._unified] if self._unified is not None else [])]
-        return {each.name for folder in folders for each in os.scandir(folder) if each.is_dir()}
+        return {each.name for folder in self._folders() for each in os.scandir(folder) if each.is_dir()}
 
 
 class JobCgroup:

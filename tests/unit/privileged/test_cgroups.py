@@ -23,6 +23,7 @@ V2 = "cgroup2 /sys/fs/cgroup cgroup2 rw,nsdelegate 0 0\n"
 def test_the_hierarchies_of_each_kind_of_machine() -> None:
     root = Path("/sys/fs/cgroup")
     v1 = {"cpu": root / "cpu,cpuacct", "memory": root / "memory", "pids": root / "pids", "freezer": root / "freezer"}
+    v1 |= {"name=systemd": root / "systemd"}
     assert parse_mounts(V1) == Hierarchies(None, v1)
     assert parse_mounts(V2) == Hierarchies(root, {})
     assert parse_mounts(V1 + V2.replace("cgroup cgroup2", "cgroup/unified cgroup2")).unified == root / "unified"
@@ -50,6 +51,14 @@ def test_limits_are_set_where_their_controllers_are(tmp_path: Path) -> None:
     assert found == {"pids.max": "100", "memory.max": "1073741824", "memory.swap.max": "0", "cpu.max": "150000 100000"}
     (folder / "memory.events").write_text("low 0\noom 2\noom_kill 1\n")
     assert tree.job("job").oom_kills() == 1
+
+
+def test_what_all_jobs_share_may_go(tmp_path: Path) -> None:
+    tree = unified(tmp_path)
+    tree.prepare()
+    assert tree.is_there()
+    (tmp_path / "moorings").rename(tmp_path / "gone")
+    assert not tree.is_there()
 
 
 def test_limits_that_cannot_be_set_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
