@@ -66,6 +66,34 @@ def test_systemd_can_read_the_unit_of_slurm_s_agent(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_systemd_can_read_the_units_of_a_shared_machine(unit: Path, tmp_path: Path) -> None:
+    done = analyze("verify", "--man=no", runnable(DEPLOY / "moorings-jobs.service", tmp_path))
+    assert (done.returncode, done.stderr) == (0, "")
+    beside = (DEPLOY / "shared-machine.conf").read_text().replace("/opt/moorings/bin/python", sys.executable)
+    closed(unit).write_text(unit.read_text().replace("[Install]", beside + "\n[Install]"))
+    done = analyze("verify", "--man=no", unit)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert exposure(unit) <= 2.0
+
+
+def test_jobs_inherit_nothing_of_the_unit_that_starts_them() -> None:
+    lines = (DEPLOY / "moorings-jobs.service").read_text().splitlines()
+    words = (
+        "Protect",
+        "Private",
+        "Restrict",
+        "NoNew",
+        "Lock",
+        "SystemCall",
+        "Capability",
+        "OOMScore",
+        "Limit",
+        "Memory",
+    )
+    assert [line for line in lines if line.startswith(words)] == []
+    assert "KillMode=process" in lines
+
+
 def test_a_unit_that_is_wrong_is_noticed(unit: Path) -> None:
     unit.write_text(unit.read_text().replace("WatchdogSec=60", "WatchdogSecs=60"))
     assert "WatchdogSecs" in analyze("verify", "--man=no", unit).stderr
