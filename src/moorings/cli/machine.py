@@ -9,7 +9,6 @@ import contextlib
 import os
 import pwd
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,13 +17,16 @@ from typing import Any
 
 from moorings.cli.processes import LOOK_AGAIN_S, find_lock_holders, last_lines, open_log
 from moorings.client.error_text import format_cause
+from moorings.client.spool import ANSWER_BYTES_MAX, exchange
 from moorings.core.model.errors import MooringsError
 from moorings.privileged import places
+from moorings.privileged.scope import BOOTED
 
 MODULE = "moorings.privileged"
 PATH = "/usr/local/bin:/usr/bin:/bin"
 OOM_SCORE = "-500"  # of the controller: people's processes are killed first when they have used up the memory
-
+ANSWER_S = 1.0  # of the daemon, to one look at it
+SERVICES = ("moorings-jobs.service", "moorings-controller.service")  # deploy/systemd
 
 LOCK, LOG = places.JOBS / places.LOCK, places.JOBS / places.LOG
 
@@ -38,6 +40,35 @@ def check_root() -> None:
     if os.geteuid() != 0:
         detail = "a machine that people share is root's to start and stop"
         raise MooringsError("auth.denied", detail, hint="sudo moor up --system; or 'moor up', for yourself alone")
+
+
+def check_no_services(verb: str) -> None:
+    """Check that the root daemon is not systemd's to start and stop: two would start again what the other stops.
+
+    Args:
+        verb: what systemctl does instead. A daemon that was started before the units were installed can be stopped.
+
+    Raises:
+        MooringsError: ``config.invalid``.
+    """
+    unit, running = _show_unit(SERVICES[0]), find_daemon()
+    is_own = verb == "stop" and running is not None and unit.get("MainPID") != str(running)
+    if unit.get("LoadState") == "loaded" and not is_own:
+        detail = f"systemd starts and stops the root daemon of this machine ({SERVICES[0]})"
+        words = {"start": "enable --now"}.get(verb, verb)
+        raise MooringsError("config.invalid", detail, hint=f"systemctl {words} {' '.join(SERVICES)}")
+
+
+def _show_unit(name: str) -> dict[str, str]:
+    """What systemd knows of a unit; empty: it does not run this machine."""
+    if not BOOTED.is_dir():
+        return {}
+    argv = ["systemctl", "show", "--property=LoadState,MainPID", name]
+    try:
+        done = subprocess.run(argv, env={"PATH": PATH}, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return {}
+    return dict(line.partition("=")[::2] for line in done.stdout.splitlines())
 
 
 def find_daemon() -> int | None:
@@ -151,9 +182,9 @@ def as_owner_of(folder: Path) -> dict[str, Any]:
 
 
 def _answers() -> bool:
+    """Whether it serves: its sockets are there before it has cgroups for jobs."""
     try:
-        with socket.socket(socket.AF_UNIX) as connected:
-            connected.connect(str(places.SOCKETS / places.CONTROL))
+        answer = exchange(places.SOCKETS / places.CONTROL, {"op": "status", "entries": []}, ANSWER_S, ANSWER_BYTES_MAX)
     except OSError:
         return False
-    return find_daemon() is not None
+    return answer != b"" and find_daemon() is not None

@@ -139,6 +139,7 @@ def _begin_system(session: CommandContext, data: Path, limit_s: float) -> None:
         MooringsError: ``auth.denied``, ``config.invalid``, ``wait.timeout``.
     """
     machine.check_root()
+    machine.check_no_services("start")
     machine.find_controller_user()
     pid = machine.start_daemon(limit_s)
     session.console.print_line(f"root daemon: process {pid}, jobs in {places.JOBS}")
@@ -202,6 +203,7 @@ def _end_daemon(session: CommandContext, data: Path, limit_s: float) -> None:
         MooringsError: ``auth.denied``, ``config.invalid``, ``wait.timeout``.
     """
     machine.check_root()
+    machine.check_no_services("stop")
     pid = machine.stop_daemon(limit_s)
     session.console.print_line(f"root daemon stopped (process {pid})" if pid is not None else "no root daemon runs")
     _become_controller(session, data)
