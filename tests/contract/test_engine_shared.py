@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import signal
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,9 +23,10 @@ from moorings.core.model.timestamps import add_seconds
 from moorings.local.live_runs import find_started, list_live_runs, partitions_in_use
 from moorings.local.shared_engine import UNUSED_S, SharedEngine
 from moorings.ports.engine import RunSubmission
+from moorings.privileged.daemon import STOPPED
 from moorings.testing.engine_suite import EngineSuite, SuitePrograms
 from moorings.workloads.jobs import JobSpec
-from moorings.workloads.runs import RunId, RunPhase
+from moorings.workloads.runs import EndReason, RunId, RunPhase
 from tests.unit.privileged.rig import ANN, NEEDS_ROOT, PYTHON, RootRig
 from tests.waiting import until, until_async
 
@@ -93,6 +95,34 @@ class TestSharedEngine(EngineSuite):
 async def has_ended(engine: SharedEngine, run: RunId) -> bool:
     (seen,) = await engine.observe([run])
     return seen.phase is RunPhase.ENDED
+
+
+async def test_runs_that_were_stopped_with_all_others_are_lost(tmp_path: Path) -> None:
+    """As by a shutdown, or by root who stops systemd's scope: TERM to every process of the job at once."""
+    rig = SharedRig(tmp_path)
+    try:
+        engine = await rig.open()
+        job = JobSpec(name="long", command=("/bin/sleep", "300"), workdir=rig.workdir, environment={"PATH": "/bin"})
+        order = RunSubmission(RunId("run-00000000long"), 0, job, no_devices_binding(1))
+        await engine.submit(order)
+
+        async def runs() -> bool:
+            (seen,) = await engine.observe([order.run])
+            return seen.phase is RunPhase.RUNNING
+
+        await until_async(runs)
+        rig.daemon.sleeping.write_text("")
+        for pid in rig.daemon.tree().job(f"{rig.entry(order)}.0").pids():
+            os.kill(pid, signal.SIGTERM)
+        await asyncio.to_thread(rig.daemon.wait)
+        rig.daemon.sleeping.write_text("2\n")  # the next scope
+        rig.daemon.start()
+        await until_async(lambda: has_ended(engine, order.run))
+        (seen,) = await engine.observe([order.run])
+        assert seen.end is not None
+        assert (seen.end.ending, seen.end.detail) == (EndReason.LOST, STOPPED)
+    finally:
+        rig.daemon.end()
 
 
 async def submit_short(rig: SharedRig, engine: SharedEngine, run: str) -> RunSubmission:

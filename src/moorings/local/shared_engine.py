@@ -425,6 +425,10 @@ def _end_record(said: EndRecord | None, seen: Mapping[str, Any], now: Timestamp)
         return replace(
             said, detail=f"{detail}: {said.detail}" if said.detail else detail, ended_at=said.ended_at or now
         )
+    may_be_stopped = said is None or (said.exit_code != 0 and said.ending in (EndReason.EXITED, EndReason.CANCELLED))
+    if seen.get("stopped") and may_be_stopped:  # what its supervisor and its tasks saw is a signal
+        end = said or EndRecord(EndReason.LOST, SIGKILL_EXIT_CODE)
+        return replace(end, ending=EndReason.LOST, ended_at=end.ended_at or now, detail=str(seen["why"]))
     if said is not None:
         return replace(said, ended_at=said.ended_at or now)
     if seen.get("code") == CANNOT_START:

@@ -11,6 +11,7 @@ import pwd
 import resource
 import signal
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -50,9 +51,6 @@ def main() -> None:
         sys.exit(f"moorings.privileged: another daemon uses {given.folder}")
     with contextlib.suppress(OSError):  # in a container
         Path("/proc/self/oom_score_adj").write_text(OOM_SCORE)
-    hierarchies = parse_mounts(MOUNTS.read_text())
-    cgroups = CgroupTree(hierarchies, find_jobs_place(hierarchies))
-    cgroups.prepare()
     owner = pwd.getpwnam(given.controller)
     own = given.sockets / places.OWN
     own.mkdir(mode=0o755, exist_ok=True)
@@ -61,12 +59,19 @@ def main() -> None:
     control = open_socket(given.sockets / places.CONTROL, 0o600, owner.pw_uid)
     stopped: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: stopped.append(number))
+    _notify_systemd()  # before the scope is made: it is ordered after this service
+    hierarchies = parse_mounts(MOUNTS.read_text())
+    try:
+        place = find_jobs_place(hierarchies)
+    except (OSError, subprocess.SubprocessError) as error:
+        sys.exit(f"moorings.privileged: systemd did not make the jobs' scope: {error}")
+    cgroups = CgroupTree(hierarchies, place.base, place.sleeping)
+    cgroups.prepare()
     command, controller = (sys.executable, *SUPERVISOR), (owner.pw_uid, owner.pw_gid)
     daemon = RootDaemon(given.folder, cgroups, command, controller, patterns=read_patterns())
-    _notify_systemd()
-    daemon.serve(submit, control, lambda: bool(stopped) or not cgroups.is_there())
+    daemon.serve(submit, control, lambda: bool(stopped))
     if not stopped:
-        sys.exit("moorings.privileged: the jobs' cgroup was removed; the next start makes it again")
+        sys.exit("moorings.privileged: all jobs were stopped; the next start takes new ones")
 
 
 def _notify_systemd() -> None:

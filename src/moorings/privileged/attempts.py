@@ -142,9 +142,17 @@ class AttemptRecords:
         """Record what the supervisor is asked to do, for the person to read."""
         write_record(self.path / f"{name}.json", dict(request), owner=entry_uid(self.entry))
 
-    def save_end(self, code: int | None, why: str, oom_kills: int) -> None:
-        """Record the end; ``code``: the supervisor's exit code, 128 + N of signal N, None: not known."""
-        write_record(self.path / "end.json", {"code": code, "why": why, "oomKills": oom_kills, "at": time.time()})
+    def save_end(self, code: int | None, why: str, oom_kills: int, *, is_stopped: bool = False) -> None:
+        """Record the end.
+
+        Args:
+            code: the supervisor's exit code, 128 + N of signal N; None: not known.
+            why: it ended, if the code does not say so.
+            oom_kills: how many of its processes the kernel killed for their memory.
+            is_stopped: all jobs were stopped, with the machine perhaps; what its supervisor says comes of that.
+        """
+        end = {"code": code, "why": why, "oomKills": oom_kills, "stopped": is_stopped, "at": time.time()}
+        write_record(self.path / "end.json", end)
 
 
 def start_supervisor(begin: Callable[[int, int], NoReturn], given: Mapping[str, Any]) -> tuple[int, int]:

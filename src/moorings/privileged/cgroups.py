@@ -26,8 +26,8 @@ PERIOD_US = 100_000  # of the CPU bandwidth, the kernel's default
 TASKS_MAX = 10_000  # of a job that names no number: a fork bomb ends there
 FREEZE_S, LOOK_S = 0.5, 0.002
 LIMITING = frozenset({"memory", "pids", "cpu"})  # controllers
-# The last one names processes to systemd: by it systemd knows of which unit they are.
-_V1 = LIMITING | {"freezer", "devices", "name=systemd"}
+SYSTEMD = "name=systemd"  # no controller: by this hierarchy of v1 systemd knows of which unit a process is
+_V1 = LIMITING | {"freezer", "devices", SYSTEMD}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +102,11 @@ class CgroupTree:
     Args:
         hierarchies: where they are.
         base: of that cgroup, as a path below each of them.
+        sleeping: the list of the processes that keep systemd's scope around it; None: there is none.
     """
 
-    def __init__(self, hierarchies: Hierarchies, base: str = BASE) -> None:
+    def __init__(self, hierarchies: Hierarchies, base: str = BASE, sleeping: Path | None = None) -> None:
+        self._sleeping = sleeping
         self._unified = hierarchies.unified / base if hierarchies.unified is not None else None
         self._v1 = {name: path / base for name, path in hierarchies.controllers.items()}
         self._kills = False
@@ -117,8 +119,8 @@ class CgroupTree:
         Raises:
             OSError: that failed, or there are no cgroups to hold a job.
         """
-        for folder in self._v1.values():
-            folder.mkdir(parents=True, exist_ok=True)  # systemd makes no freezer
+        for name, folder in self._v1.items():
+            folder.mkdir(parents=name != SYSTEMD, exist_ok=True)  # systemd makes no freezer, and its own by itself
         if self._unified is not None:
             self._unified.mkdir(exist_ok=True)
             self._kills = (self._unified / "cgroup.kill").exists()
@@ -148,8 +150,15 @@ class CgroupTree:
         return [*self._v1.values(), *([self._unified] if self._unified is not None else [])]
 
     def is_there(self) -> bool:
-        """Whether what all jobs share is there: systemd removes it if root stops the scope."""
+        """Whether what all jobs share is there: systemd removes it once its scope is stopped."""
         return all(folder.exists() for folder in self._folders())
+
+    def is_stopping(self) -> bool:
+        """Whether systemd's scope is being stopped, with all jobs in it, or has been."""
+        try:
+            return self._sleeping is not None and not self._sleeping.read_text().strip()
+        except FileNotFoundError:
+            return True
 
     def names(self) -> set[str]:
         """The cgroups that are there."""
@@ -166,6 +175,10 @@ class JobCgroup:
         yield from self._v1.values()
         if self._unified is not None:
             yield self._unified
+
+    def is_there(self) -> bool:
+        """Whether it is whole: systemd removes what it knows of it once its scope is stopped."""
+        return all(folder.exists() for folder in self._folders())
 
     def create(self, limits: JobLimits, access: DeviceAccess = ALL_DEVICES) -> None:
         """Make it, with these limits and devices.

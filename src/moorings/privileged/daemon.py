@@ -43,6 +43,8 @@ ANSWER_S_MAX = 2.0  # for the controller to take an answer
 WITHDRAWAL_BYTES_MAX = 1024
 LOOK_S = 0.05  # between two looks at a cgroup whose processes are being killed
 ENTRIES_MAX = 1000  # of one question, or one answer
+STOP_S_MAX = 90.0  # for jobs that are all stopped, as systemd gives them on v2
+STOPPED = "all jobs of the machine were stopped"
 RECORDS = ("cancel", "yield")  # what a supervisor may be asked
 SIGNALS = (signal.SIGTERM, *range(signal.SIGRTMIN, signal.SIGRTMAX + 1))  # to a supervisor
 
@@ -56,6 +58,7 @@ class _Live:
         runs: the supervisor does.
         code: the supervisor's, if it is known.
         why: the end is not known from the code.
+        is_stopped: it ends because all jobs are stopped: with systemd's scope, or the machine.
         is_logged: that its end could not be saved.
     """
 
@@ -65,6 +68,7 @@ class _Live:
     runs: bool = False
     code: int | None = None
     why: str = ""
+    is_stopped: bool = False
     is_logged: bool = False
 
 
@@ -102,6 +106,7 @@ class RootDaemon:
         self._traced: list[int] = []  # of supervisors that have ended, perhaps without giving their codes
         self._emptied: list[JobCgroup] = []  # not removed yet: the kernel may need a moment
         self._is_full = False
+        self._kill_at_s = 0.0  # of what is left; 0: the jobs are not being stopped
         self.operations_of_person: dict[object, Operation] = {"spool": self._add, "withdraw": self._withdraw}
         self.operations_of_controller: dict[object, Operation] = {
             "start": self._start,
@@ -115,14 +120,14 @@ class RootDaemon:
     # -- serving -------------------------------------------------------------------------------------------------------
 
     def serve(self, submit: socket.socket, control: socket.socket, is_over: Callable[[], bool]) -> None:
-        """Serve until that; jobs go on without this process."""
+        """Serve until that, or until all jobs were stopped; else jobs go on without this process."""
         self.recover()
         owners = {0, self._controller[0]}
         listeners = (
             PeerListener(submit, self._selector, self._serve_person, busy=self._people.values),
             PeerListener(control, self._selector, self._serve_controller, owners),
         )
-        while not is_over():
+        while not self._is_over(asked=is_over()):
             is_receiving = any(listener.is_receiving for listener in listeners)
             is_ending = self._people or self._trash.is_working or not all(live.runs for live in self._live.values())
             for key, _ in self._selector.select(LOOK_S if is_receiving or is_ending else 1.0):
@@ -132,7 +137,27 @@ class RootDaemon:
                 listener.close_late()
             self._trash.turn()
             self._reap()
+            self._kill_late()
             self._end_what_is_empty()
+        if not self._cgroups.is_there():  # so nothing is left in it
+            for live in self._live.values():
+                live.runs = False
+            self._end_what_is_empty()
+
+    def _is_over(self, *, asked: bool) -> bool:
+        """While all jobs are stopped, as at a shutdown, this process stays to record their ends."""
+        if not self._cgroups.is_there():
+            return True
+        return not self._live if self._cgroups.is_stopping() else asked
+
+    def _kill_late(self) -> None:
+        """Kill what is left of a scope that was stopped: on v1 systemd does not wait for one that it delegates."""
+        if not self._cgroups.is_stopping():
+            return
+        self._kill_at_s = self._kill_at_s or time.monotonic() + STOP_S_MAX
+        if time.monotonic() > self._kill_at_s:
+            for live in self._live.values():
+                self._cgroups.job(live.folder.cgroup).kill()
 
     def _serve_person(self, connection: PeerConnection) -> None:
         if _is_withdrawal(connection.received):  # here, so that it is before or after a start
@@ -193,6 +218,8 @@ class RootDaemon:
         if entry in self._live:
             raise Refused("attempt.live", f"attempt {self._live[entry].folder.number} has not ended")
         access = device_access(self._patterns, limits.devices)
+        if self._cgroups.is_stopping():
+            raise Refused("daemon.stopping", STOPPED, "the next daemon starts it")
         self._check_disk()
         folder = AttemptRecords(self._jobs / entry / str(number))
         try:
@@ -312,8 +339,11 @@ class RootDaemon:
                 continue
             live = self._live[entry] = _Live(folder, why="its end was not seen")
             process = folder.process()
+            live.is_stopped = not self._cgroups.job(folder.cgroup).is_there()
             if process is not None and process.boot != boot_id():
                 live.why = "the machine was restarted"
+            elif live.is_stopped:
+                live.why = STOPPED
             self._watch(live)
         lived = {live.folder.cgroup for live in self._live.values()}
         self._emptied = [self._cgroups.job(name) for name in self._cgroups.names() - lived]
@@ -340,6 +370,8 @@ class RootDaemon:
         """Kill what a supervisor has left, and record the end once nothing is left."""
         for entry, live in [each for each in self._live.items() if not each[1].runs]:
             cgroup = self._cgroups.job(live.folder.cgroup)
+            if self._cgroups.is_stopping() and not live.is_stopped:
+                live.is_stopped, live.why = True, STOPPED
             if not cgroup.kill():
                 continue
             if live.descriptor is not None and live.code is None:  # now: a process of the job that traced it is gone
@@ -350,8 +382,10 @@ class RootDaemon:
                 if refused is None and not oom_kills and not live.folder.begun.exists():
                     self._trash.add(live.folder)  # nothing of it ever ran: it can be started again
                 else:
-                    why = live.why or "its exit code was not seen" if live.code is None else ""
-                    live.folder.save_end(live.code, (refused or {}).get("why", why), oom_kills)
+                    is_stopped = live.is_stopped and refused is None and live.folder.record("cancel") is None
+                    why = live.why or "its exit code was not seen" if live.code is None or is_stopped else ""
+                    why = (refused or {}).get("why", why)
+                    live.folder.save_end(live.code, why, oom_kills, is_stopped=is_stopped)
             except OSError:
                 if not live.is_logged:
                     log.exception("end.unsaved: %s", entry)

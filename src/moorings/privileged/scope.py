@@ -2,18 +2,20 @@
 
 The service's own cgroup would end with it, and a cgroup beside those of systemd is one that systemd may remove
 (https://systemd.io/CGROUP_DELEGATION). A scope lives while a process is in it, so one sleeps there, as slurmstepd's.
+It ends first when the scope is stopped, and so shows that this is why jobs end.
 """
 
 from __future__ import annotations
 
 import subprocess
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from moorings.privileged.cgroups import LIMITING, Hierarchies
+from moorings.privileged.cgroups import LIMITING, SYSTEMD, Hierarchies
 
 BOOTED = Path("/run/systemd/system")  # there if systemd runs the machine (sd_booted(3))
-SCOPE = "moorings-jobs.scope"
+SCOPE, SERVICE = "moorings-jobs.scope", "moorings-jobs.service"
 PLACE = f"system.slice/{SCOPE}"
 PATH = "/usr/bin:/bin"
 ANSWER_S = 60.0  # of systemd
@@ -26,31 +28,48 @@ _PROPERTIES = (
     # Else systemd 252 stops the scope, and all jobs, when one is killed for its memory (its issue 25376): it has no
     # OOMPolicy of scopes yet. The controller is delegated all the same.
     "--property=MemoryAccounting=no",
+    # A shutdown stops the jobs first, and the daemon records their ends. As Before in the service it would keep a scope
+    # that has ended from being collected.
+    f"--property=After={SERVICE}",
 )
 _SLEEP = ("sh", "-c", "sleep infinity < /dev/null > /dev/null 2>&1 &")  # it returns once the scope is there
 
 
-def find_jobs_place(hierarchies: Hierarchies) -> str:
-    """The cgroup of all jobs, as a path below each hierarchy; under systemd the scope is made, if it is not there.
+@dataclass(frozen=True, slots=True)
+class JobsPlace:
+    """Where all jobs are.
+
+    Attributes:
+        base: their cgroup, as a path below each hierarchy.
+        sleeping: the list of the processes that keep the scope; None: there is no scope.
+    """
+
+    base: str = "moorings"
+    sleeping: Path | None = None
+
+
+def find_jobs_place(hierarchies: Hierarchies) -> JobsPlace:
+    """Where all jobs are; under systemd the scope is made, if it is not there.
 
     Raises:
         OSError, subprocess.SubprocessError: systemd cannot be asked, or refuses.
     """
     if not BOOTED.is_dir():
-        return "moorings"
+        return JobsPlace()
     run = partial(subprocess.run, env={"PATH": PATH}, stdin=subprocess.DEVNULL, timeout=ANSWER_S)
     if run(("systemctl", "is-active", "--quiet", SCOPE), check=False).returncode != 0:
         run((*_MAKE, *_PROPERTIES, *_SLEEP), check=True)
-    if hierarchies.unified is not None:
-        _pass_controllers_on(hierarchies.unified / PLACE)
-    return f"{PLACE}/jobs"
+    if hierarchies.unified is None:
+        return JobsPlace(f"{PLACE}/jobs", hierarchies.controllers[SYSTEMD] / PLACE / "cgroup.procs")
+    return JobsPlace(f"{PLACE}/jobs", _pass_controllers_on(hierarchies.unified / PLACE))
 
 
-def _pass_controllers_on(scope: Path) -> None:
+def _pass_controllers_on(scope: Path) -> Path:
     """Give the scope's controllers to the cgroups in it; on v2 it may then have no process of its own."""
-    asleep = scope / "asleep"
-    asleep.mkdir(exist_ok=True)
+    sleeping = scope / "asleep" / "cgroup.procs"
+    sleeping.parent.mkdir(exist_ok=True)
     for pid in (scope / "cgroup.procs").read_text().split():
-        (asleep / "cgroup.procs").write_text(pid)
+        sleeping.write_text(pid)
     for name in LIMITING.intersection((scope / "cgroup.controllers").read_text().split()):
         (scope / "cgroup.subtree_control").write_text(f"+{name}")
+    return sleeping

@@ -69,6 +69,9 @@ class RootRig:
         self.pid = 0
         self.closed = folder / "closed"  # a file there: no account may be used
         self.slow = folder / "slow"  # likewise: an account is found once it is gone
+        self.asked = folder / "asked"  # likewise: the daemon is asked to stop
+        self.sleeping = folder / "sleeping"  # empty: systemd's scope is being stopped
+        self.sleeping.write_text("1\n")
         self.folder.mkdir(mode=0o711)
         self.sockets.mkdir(mode=0o755)
         for above in (folder, *folder.parents):
@@ -76,7 +79,7 @@ class RootRig:
         self.supervisor = supervisor
 
     def tree(self) -> CgroupTree:
-        found = CgroupTree(parse_mounts(MOUNTS.read_text()), self.base)
+        found = CgroupTree(parse_mounts(MOUNTS.read_text()), self.base, self.sleeping)
         found.prepare()
         return found
 
@@ -95,7 +98,7 @@ class RootRig:
                     self.account,
                     lambda _name: None,  # PAM knows no account either
                 )
-                daemon.serve(submit, control, lambda: False)
+                daemon.serve(submit, control, lambda: self.asked.exists())
             finally:
                 os._exit(1)
         until(self._listens, 30)
@@ -122,6 +125,11 @@ class RootRig:
             os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
             self.pid = 0
+
+    def wait(self) -> None:
+        """Wait for its end."""
+        until(lambda: os.waitpid(self.pid, os.WNOHANG)[0], 30)
+        self.pid = 0
 
     def end(self) -> None:
         """Kill it, and everything that it has started."""

@@ -61,6 +61,27 @@ def test_what_all_jobs_share_may_go(tmp_path: Path) -> None:
     assert not tree.is_there()
 
 
+def test_a_scope_is_being_stopped_once_nothing_keeps_it(tmp_path: Path) -> None:
+    sleeping = tmp_path / "cgroup.procs"
+    tree = CgroupTree(Hierarchies(tmp_path), sleeping=sleeping)
+    sleeping.write_text("123\n")
+    assert not tree.is_stopping()
+    sleeping.write_text("")
+    assert tree.is_stopping()
+    sleeping.unlink()
+    assert tree.is_stopping()
+    assert not CgroupTree(Hierarchies(tmp_path)).is_stopping(), "without systemd there is none"
+
+
+def test_systemd_makes_its_own_cgroups_on_v1(tmp_path: Path) -> None:
+    tree = CgroupTree(Hierarchies(None, {"name=systemd": tmp_path / "systemd", "freezer": tmp_path / "freezer"}), "a/b")
+    with pytest.raises(FileNotFoundError):
+        tree.prepare()
+    (tmp_path / "systemd" / "a").mkdir(parents=True)
+    tree.prepare()
+    assert tree.is_there()
+
+
 def test_limits_that_cannot_be_set_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tree = unified(tmp_path, "cpu io")
     tree.prepare()

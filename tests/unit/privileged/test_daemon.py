@@ -18,13 +18,15 @@ from typing import Any
 
 import pytest
 
-from moorings.privileged import connections, peers, records
+from moorings.privileged import connections, daemon, peers, records
 from moorings.privileged import trash as trash_module
 from moorings.privileged.attempts import boot_id, start_ticks
 from moorings.privileged.cgroups import CgroupTree, JobLimits
+from moorings.privileged.daemon import STOPPED
+from moorings.privileged.records import read_record
 from moorings.privileged.spool import Spool
 from tests.lingering import send_lingering
-from tests.unit.privileged.rig import ANN, BOB, CONTROLLER, NEEDS_ROOT, PYTHON, RootRig
+from tests.unit.privileged.rig import ANN, BOB, CONTROLLER, NEEDS_ROOT, PYTHON, RootRig, remove_base
 from tests.waiting import patient, until
 
 pytestmark = NEEDS_ROOT
@@ -300,11 +302,65 @@ def test_a_daemon_that_was_killed_finds_its_jobs_and_their_ends(rig: RootRig) ->
         (rig.folder / "jobs" / entry / "0" / "run" / "go-on").touch()
     rig.start()
     end = rig.ended(ends)
-    assert (end["code"], end["why"]) == (None, "its end was not seen")
+    assert (end["code"], end["why"], end["stopped"]) == (None, "its end was not seen", False)
     assert rig.state(lives)["state"] == "RUNNING"
     assert rig.begin(lives)["state"] == "RUNNING", "it is not started a second time"
     (rig.folder / "jobs" / lives / "0" / "run" / "go-on").touch()
     rig.ended(lives)
+
+
+WAITS = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))\nsay('waits', os.getpid())\ntime.sleep(3600)"
+
+
+def test_the_daemon_of_a_scope_that_is_stopped_stays_until_it_has_recorded_the_ends(rig: RootRig) -> None:
+    stopped, cancelled = rig.spool(ANN, WAITS), rig.spool(ANN, WAITS)
+    for entry in (stopped, cancelled):
+        rig.begin(entry)
+        rig.run_file(entry, "waits")
+    rig.control("ask", cancelled, signal=signal.SIGRTMIN, name="cancel", record={"reason": "asked"})
+    rig.sleeping.write_text("")
+    rig.asked.touch()
+    assert rig.begin(rig.spool(ANN, WAITS))["error"] == "daemon.stopping"
+    for entry in (stopped, cancelled):
+        os.kill(int(rig.run_file(entry, "waits")), signal.SIGTERM)
+    rig.wait()
+    end, other = (read_record(rig.folder / "jobs" / entry / "0" / "end.json") or {} for entry in (stopped, cancelled))
+    assert (end["code"], end["stopped"], end["why"]) == (9, True, STOPPED)
+    assert (other["code"], other["stopped"], other["why"]) == (9, False, "")
+
+
+def test_what_a_stopped_scope_leaves_is_killed(rig: RootRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On v1 systemd does not wait for what ignores TERM."""
+    monkeypatch.setattr(daemon, "STOP_S_MAX", 0.1)
+    rig.kill()
+    rig.start()
+    entry = rig.spool(ANN, "time.sleep(3600)")
+    rig.begin(entry)
+    rig.run_file(entry, "began")
+    rig.sleeping.write_text("")
+    rig.wait()
+    end = read_record(rig.folder / "jobs" / entry / "0" / "end.json") or {}
+    assert (end["code"], end["stopped"]) == (128 + signal.SIGKILL, True)
+
+
+@pytest.mark.parametrize("runs", [False, True], ids=["while no daemon runs", "and the daemon ends"])
+def test_jobs_of_a_scope_that_is_gone_were_stopped(rig: RootRig, runs: bool) -> None:
+    entry = rig.spool(ANN, WAITS)
+    rig.begin(entry)
+    rig.run_file(entry, "waits")
+    if not runs:
+        rig.kill()
+    rig.sleeping.unlink()
+    cgroup = rig.tree().job(f"{entry}.0")
+    until(cgroup.kill, 30)
+    until(cgroup.remove, 30)
+    if runs:
+        remove_base(rig.base)
+        rig.wait()
+    rig.sleeping.write_text("2\n")  # the next scope
+    rig.start()
+    end = rig.ended(entry)
+    assert (end["stopped"], end["why"]) == (True, STOPPED)
 
 
 @pytest.mark.parametrize("recorded", [False, True])
