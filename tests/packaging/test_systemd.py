@@ -76,22 +76,20 @@ def test_systemd_can_read_the_units_of_a_shared_machine(unit: Path, tmp_path: Pa
     assert exposure(unit) <= 2.0
 
 
+def test_systemd_can_read_the_drop_in_that_closes_devices(tmp_path: Path) -> None:
+    text = (DEPLOY / "closed-devices.conf").read_text()
+    service = "\n[Service]\nType=oneshot\nExecStart=/bin/true\n"
+    for name, made in (("x.slice", text), ("x.service", text.replace("[Slice]", "[Service]") + service)):
+        (tmp_path / name).write_text(made)
+        done = analyze("verify", "--man=no", tmp_path / name)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_jobs_inherit_nothing_of_the_unit_that_starts_them() -> None:
     lines = (DEPLOY / "moorings-jobs.service").read_text().splitlines()
-    words = (
-        "Protect",
-        "Private",
-        "Restrict",
-        "NoNew",
-        "Lock",
-        "SystemCall",
-        "Capability",
-        "OOMScore",
-        "Limit",
-        "Memory",
-    )
+    words = ("Protect", "Private", "Restrict", "NoNew", "Lock", "SystemCall", "Capability", "OOMScore", "Limit")
     assert [line for line in lines if line.startswith(words)] == []
-    assert "KillMode=process" in lines
+    assert {"KillMode=process", "Type=notify"} <= set(lines)
 
 
 def test_a_unit_that_is_wrong_is_noticed(unit: Path) -> None:
