@@ -94,7 +94,7 @@ def _libraries(packages: tuple[str, ...], folder: Path) -> list[str]:
     """The libraries that the packages need and this machine lacks."""
     done = _run(["apt-get", "install", "--simulate", "--no-install-recommends", *packages], folder)
     planned = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("Inst ")]
-    return [name for name in planned if name.startswith("lib") and not name.startswith("libjs-")]
+    return [name for name in planned if name.startswith(("lib", "linux-image-")) and not name.startswith("libjs-")]
 
 
 def _run(argv: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
