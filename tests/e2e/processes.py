@@ -73,11 +73,12 @@ class ControllerProcess:
             *(as_user if self.user else ()),
             *(sys.executable, "-m", "moorings.app.controller", "--data", str(self.data), "--port", str(self.port)),
             *("--pools", str(self.folder / "pools.toml"), "--credentials", str(self.credentials), *self.flags),
-            *(() if self.user or self.code else ("--jobs-as-root",)),  # the tests' people are keys, and we may be root
         ]
 
     def environment(self) -> dict[str, str]:
-        return environment_of(self.code)
+        return environment_of(self.code) | {
+            "MOORINGS_JOBS_AS_ROOT": "true"
+        }  # people here have keys, and we may be root
 
     def start(self) -> None:
         """Start it and wait until it answers."""

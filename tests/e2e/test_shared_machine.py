@@ -345,7 +345,8 @@ def test_a_restored_machine_knows_what_was_started_since(machine: SharedMachineR
     machine.up()
     until(lambda: machine.ask("ann", "get", "run", waits)["state"] == "RUNNING", what=machine.logs)
     assert machine.moor("eve", "get", "run", since).returncode == 3, "no record has it"
-    (found,) = doctor(machine, "root", "host.runs")
+    # A busy machine may need longer than the doctor waits.
+    (found,) = until(lambda: [one for one in doctor(machine, "root", "host.runs") if one["verdict"] != "SKIP"])
     assert (found["verdict"], since in found["evidence"]) == ("WARN", True), found
     assert machine.moor("ann", "cancel", waits, "--wait").returncode == 0
     (machine.root / "home/eve/end").touch()
@@ -361,5 +362,5 @@ def test_the_doctor_says_that_a_login_opens_what_belongs_to_jobs(machine: Shared
     for person in ("root", "eve"):
         (found,) = doctor(machine, person, "devices.logins")
         assert (found["verdict"], "/dev/nvidia0" in found["evidence"]) == ("FAIL", True), found
-    (found,) = doctor(machine, "root", "host.folder")
+    (found,) = until(lambda: [one for one in doctor(machine, "root", "host.folder") if one["verdict"] != "SKIP"])
     assert found["verdict"] == "PASS", "looked at as the controller's user"

@@ -181,7 +181,7 @@ def test_one_key_cannot_take_all_seats(v: Victim) -> None:
     """Answers that wait are bounded for each access key: others are served meanwhile."""
     v.insist("POST", "/v1/claims?wait=20s", {"size": 16, "pool": "quick"}, key="holder")
     waiting = v.insist("POST", "/v1/claims", {"size": 16, "pool": "quick"}, key="waiting")
-    other = v.insist("POST", "/v1/keys", {"subject": "other", "role": "user"})["secret"]
+    other = v.insist("POST", "/v1/keys", {"subject": "other", "role": "viewer"})["secret"]
     path = f"/v1/claims/{waiting['id']}?wait=600s"
     sockets = [_send(v, path) for _ in range(600)]
     try:

@@ -89,9 +89,7 @@ class Settings:
     Default: the machine's whole memory.
     """
 
-    jobs_as_root: bool = field(
-        default=False, metadata={"flag": "--jobs-as-root", "environment": "MOORINGS_JOBS_AS_ROOT"}
-    )
+    jobs_as_root: bool = field(default=False, metadata={"environment": "MOORINGS_JOBS_AS_ROOT"})
     """For a controller that root has started without ``sockets``: whether people with ``user`` keys may start jobs of
     this machine, too. All of them are root's processes, so each of these people is root. Default: only admins may.
     """

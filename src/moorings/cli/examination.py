@@ -128,7 +128,7 @@ def _check_server_certificate(session: CommandContext) -> Finding:
 
 def _check_login() -> Iterator[Finding]:
     """Yields nothing where no root daemon has run: then no device file belongs to jobs."""
-    if not places.SOCKETS.is_dir():
+    if not (places.SOCKETS / places.SUBMIT).exists():
         return
     try:
         files = closed_files(read_patterns())

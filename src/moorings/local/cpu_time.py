@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from moorings.privileged.attempts import AttemptRecords
-from moorings.privileged.cgroups import BASE, MOUNTS, Hierarchies, parse_mounts
+from moorings.privileged.cgroups import MOUNTS, Hierarchies, parse_mounts
+from moorings.privileged.scope import jobs_base
 
 
 def find_hierarchies() -> Hierarchies:
@@ -37,9 +38,9 @@ def read_cpu_s(found: Hierarchies, entry: str, attempt: int) -> float | None:
 
 def _counters(found: Hierarchies, name: str) -> Iterator[Path]:
     if found.unified is not None:
-        yield found.unified / BASE / name / "cpu.stat"
+        yield found.unified / jobs_base() / name / "cpu.stat"
     if "cpu" in found.controllers:  # systemd mounts cpuacct with it
-        yield found.controllers["cpu"] / BASE / name / "cpuacct.usage"
+        yield found.controllers["cpu"] / jobs_base() / name / "cpuacct.usage"
 
 
 def parse_cpu_s(text: str) -> float | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from moorings.privileged.cgroups import LIMITING, SYSTEMD, Hierarchies
+from moorings.privileged.cgroups import BASE, LIMITING, SYSTEMD, Hierarchies
 
 BOOTED = Path("/run/systemd/system")  # there if systemd runs the machine (sd_booted(3))
 SCOPE, SERVICE = "moorings-jobs.scope", "moorings-jobs.service"
@@ -44,8 +44,13 @@ class JobsPlace:
         sleeping: the list of the processes that keep the scope; None: there is no scope.
     """
 
-    base: str = "moorings"
+    base: str = BASE
     sleeping: Path | None = None
+
+
+def jobs_base() -> str:
+    """The cgroup of all jobs, as a path below each hierarchy, if the daemon has made it."""
+    return f"{PLACE}/jobs" if BOOTED.is_dir() else BASE
 
 
 def find_jobs_place(hierarchies: Hierarchies) -> JobsPlace:
@@ -60,8 +65,8 @@ def find_jobs_place(hierarchies: Hierarchies) -> JobsPlace:
     if run(("systemctl", "is-active", "--quiet", SCOPE), check=False).returncode != 0:
         run((*_MAKE, *_PROPERTIES, *_SLEEP), check=True)
     if hierarchies.unified is None:
-        return JobsPlace(f"{PLACE}/jobs", hierarchies.controllers[SYSTEMD] / PLACE / "cgroup.procs")
-    return JobsPlace(f"{PLACE}/jobs", _pass_controllers_on(hierarchies.unified / PLACE))
+        return JobsPlace(jobs_base(), hierarchies.controllers[SYSTEMD] / PLACE / "cgroup.procs")
+    return JobsPlace(jobs_base(), _pass_controllers_on(hierarchies.unified / PLACE))
 
 
 def _pass_controllers_on(scope: Path) -> Path:

@@ -39,6 +39,10 @@ READ: dict[str, tuple[str, str]] = {
     "XDG_STATE_HOME": ("both", "instead of `~/.local/state`"),
     "MOORINGS_DATA": ("both", "the controller's data folder"),
     "MOORINGS_DATABASE": ("controller", "a `postgresql://` URL, password included"),
+    "MOORINGS_JOBS_AS_ROOT": (
+        "controller",
+        "`true`: started by root alone, it also starts jobs of `user` keys, as root",
+    ),
     "MOORINGS_LOG_LEVEL": ("controller", "`debug`, `info`, `warning` or `error`"),
     "MOORINGS_TLS_CERT": ("controller", "its certificate's file"),
     "MOORINGS_TLS_KEY": ("controller", "the file of its private key"),
