@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from moorings.privileged import places
@@ -24,6 +25,7 @@ from moorings.privileged.scope import find_jobs_place
 from moorings.privileged.trust import daemon_fault
 
 OOM_SCORE = "-900"  # people's processes are killed first when they have used up the memory (proc(5))
+LOCK_S, LOCK_LOOK_S = 1.0, 0.02
 SUPERVISOR = ("-I", "-m", "moorings.local.shared_supervisor")
 
 
@@ -45,9 +47,7 @@ def main() -> None:
     given.folder.mkdir(mode=0o711, exist_ok=True)
     given.sockets.mkdir(mode=0o755, exist_ok=True)
     lock = os.open(given.folder / places.LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not _takes(lock):
         sys.exit(f"moorings.privileged: another daemon uses {given.folder}")
     with contextlib.suppress(OSError):  # in a container
         Path("/proc/self/oom_score_adj").write_text(OOM_SCORE)
@@ -72,6 +72,20 @@ def main() -> None:
     daemon.serve(submit, control, lambda: bool(stopped))
     if not stopped:
         sys.exit("moorings.privileged: all jobs were stopped; the next start takes new ones")
+
+
+def _takes(lock: int) -> bool:
+    """Whether the lock is this daemon's; what a daemon that was killed has forked holds it for a moment longer."""
+    until_s = time.monotonic() + LOCK_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > until_s:
+                return False
+            time.sleep(LOCK_LOOK_S)
+        else:
+            return True
 
 
 def _notify_systemd() -> None:
