@@ -40,7 +40,9 @@ def test_release_moves_fragments_into_a_section(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     text = (tmp_path / "CHANGELOG.md").read_text()
     assert text.startswith(old_head + "## 9.0.0 - ")
-    assert text.endswith("### Security\n\n- A line of\n  this test.\n\n\n## " + old_releases)
+    assert text.endswith("\n\n\n## " + old_releases)
+    new = text.removesuffix("## " + old_releases)
+    assert "- A line of\n  this test.\n" in new.rpartition("### Security\n\n")[2]
     assert [path.name for path in (tmp_path / "changelog.d").iterdir()] == [".gitignore"]
 
 
