@@ -271,19 +271,6 @@ GUARDS = (
         first=4,
     ),
     Guard(
-        "who is within a guarantee has borrowers under its project's limit yield",
-        (6,),
-        (
-            Change(
-                "core/scheduling/schedule.py",
-                "_QueuePass._visit_over_limit",
-                "self.limits.required_releases(claim)",
-                "None",
-            ),
-        ),
-        first=505,  # rare, now that what is saved says who yields first
-    ),
-    Guard(
         "a block is kept for the first that must wait",
         (7,),
         (
