@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from moorings.client.spool import ANSWER_BYTES_MAX, exchange
 from moorings.core.model.errors import MooringsError
 from moorings.privileged import places
 from moorings.privileged.scope import BOOTED
+from moorings.terminal.configuration import data_folder
 
 MODULE = "moorings.privileged"
 PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -69,6 +71,13 @@ def _show_unit(name: str) -> dict[str, str]:
     except FileNotFoundError:
         return {}
     return dict(line.partition("=")[::2] for line in done.stdout.splitlines())
+
+
+def controller_folder(environment: Mapping[str, str], data: str | None, *, system: bool) -> Path:
+    """The data folder of a controller: the given one, else the machine's or this user's."""
+    if data:
+        return Path(data).absolute()
+    return places.DATA if system else data_folder(environment)
 
 
 def find_daemon() -> int | None:

@@ -16,8 +16,6 @@ from moorings.cli import machine
 from moorings.cli.command_tree import MoorCommand, examples
 from moorings.cli.confirm import confirm, yes_option
 from moorings.cli.errors import UsageErrorWithHint
-from moorings.privileged import places
-from moorings.terminal.configuration import data_folder
 from moorings.terminal.context import CommandContext
 
 DAEMON_S = 60.0  # for the root daemon's start
@@ -46,7 +44,7 @@ _data = click.option(
 @click.pass_obj
 def backup(session: CommandContext, *, file: Path, data: str | None, system: bool) -> int:
     """Save a controller's records to a file."""
-    folder = _folder(session, data, system=system)
+    folder = machine.controller_folder(session.environment, data, system=system)
     return _run(folder, "save", "--file", str(file.absolute()), system=system)
 
 
@@ -95,7 +93,7 @@ def restore(
     yes: bool,
 ) -> int:
     """Put a backup's records in place of a controller's."""
-    folder = _folder(session, data, system=system)
+    folder = machine.controller_folder(session.environment, data, system=system)
     if [finish, external, anew, file is not None].count(True) != 1 or (other_installation and file is None):
         raise UsageErrorWithHint("name a backup, or say --external, --finish or --new", hint="moor restore FILE")
     if not (finish or external) and (shared or controller_config):
@@ -118,21 +116,17 @@ def restore(
     return _run(folder, "restore", "--file", str(Path(str(file)).absolute()), *other, system=system)
 
 
-def _folder(session: CommandContext, data: str | None, *, system: bool) -> Path:
-    if data:
-        return Path(data).absolute()
-    return places.DATA if system else data_folder(session.environment)
-
-
 def _run(folder: Path, *words: str, system: bool) -> int:
-    """Do it in a process of the folder's owner; its root daemon must run, for it knows which jobs live.
+    """Do it in a process of the folder's owner; to restore, the root daemon must run, for it knows which jobs live.
 
     Raises:
         MooringsError: ``auth.denied``, ``config.invalid``, ``wait.timeout``.
     """
     if system:
         machine.check_root()
-        machine.start_daemon(DAEMON_S)
+        if words[0] != "save" and machine.find_daemon() is None:
+            machine.check_no_services("start")
+            machine.start_daemon(DAEMON_S)
     argv = [sys.executable, "-m", "moorings.app.backup", *words, "--data", str(folder)]
     owner = machine.as_owner_of(folder) if system else {}
     return subprocess.run(argv, stdin=subprocess.DEVNULL, check=False, **owner).returncode

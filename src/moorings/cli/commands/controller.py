@@ -20,7 +20,6 @@ from moorings.terminal.configuration import (
     Configuration,
     context_servers,
     credentials_file,
-    data_folder,
 )
 from moorings.terminal.context import CommandContext
 from moorings.terminal.durations import parse_seconds
@@ -90,7 +89,7 @@ def up(
         raise UsageErrorWithHint(
             "--plain-http and --pki exclude each other", hint="with certificates leave --plain-http out"
         )
-    limit_s, folder = parse_seconds(timeout), _data_folder(session, data, system=system)
+    limit_s, folder = parse_seconds(timeout), machine.controller_folder(session.environment, data, system=system)
     if system:
         _begin_system(session, folder, limit_s)
     running = processes.find_running(folder)
@@ -123,13 +122,6 @@ def up(
         session.console.info("Its jobs run as root. For a machine with several people: moor up --system")
     _report_access(session, running.url, system=system)
     return 0
-
-
-def _data_folder(session: CommandContext, data: str | None, *, system: bool) -> Path:
-    """The data folder of the controller: the given one, else the machine's or this user's."""
-    if data:
-        return Path(data).absolute()
-    return places.DATA if system else data_folder(session.environment)
 
 
 def _begin_system(session: CommandContext, data: Path, limit_s: float) -> None:
@@ -172,7 +164,7 @@ def _report_access(session: CommandContext, url: str, *, system: bool) -> None:
 @click.pass_obj
 def down(session: CommandContext, *, data: str | None, system: bool, timeout: str) -> int:
     """Stop the controller on this machine."""
-    folder = _data_folder(session, data, system=system)
+    folder = machine.controller_folder(session.environment, data, system=system)
     if system:
         _end_daemon(session, folder, parse_seconds(timeout))
     running = processes.find_running(folder) or _find_unannounced(folder)
