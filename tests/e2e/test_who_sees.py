@@ -16,8 +16,7 @@ import pytest
 
 from moorings.api.application import make_application
 from moorings.api.render import claim_body
-from moorings.controller.views import HIDDEN
-from moorings.core.model.access import Caller, Role
+from moorings.core.model.access import HIDDEN, Caller, Role
 from moorings.core.model.claims import ENDED, WAITING, ClaimSpec, ClaimState
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.projects import Project

@@ -10,7 +10,6 @@ from typing import Any
 from moorings.client.jobs import checkpoint_shape, job_shape
 from moorings.controller.queues import QueueView
 from moorings.controller.views import (
-    HIDDEN,
     HIDDEN_BREAK,
     ClaimView,
     DeviceView,
@@ -23,7 +22,7 @@ from moorings.controller.views import (
     WhatIfView,
 )
 from moorings.core.forecast.whatif import CLAIMS_MAX
-from moorings.core.model.access import Caller, Role
+from moorings.core.model.access import HIDDEN, Caller, Role
 from moorings.core.model.bindings import Binding, GcdBinding
 from moorings.core.model.claims import Claim, ClaimId, ClaimSpec
 from moorings.core.model.devices import PoolName

@@ -10,15 +10,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from moorings.core.model.access import HIDDEN
 from moorings.core.model.claims import WAITING, ClaimState, external_job_id, is_within
 from moorings.wire.shapes import ClaimBody, IdleBody, PoolBody, ReasonBody, RunBody
 
 if TYPE_CHECKING:
     from moorings.client.client import Client
 
-_HIDDEN = "(hidden)"  # what the API says in place of a name that the caller may not see
 _USER_OWNERS = "user/"
-_RUN_OWNERS = ("local/", "appliance/", _HIDDEN)  # of claims that belong to a run, which the caller may not see
+_RUN_OWNERS = ("local/", "appliance/", HIDDEN)  # of claims that belong to a run, which the caller may not see
 
 # States of runs, as the API writes them; ``workloads.runs`` would cost each login 30 ms more.
 _RUN_WAITS, _RUN_PAUSED, _RUN_RUNS = "WAITING", "PAUSED", "RUNNING"
@@ -195,7 +195,7 @@ def _run_entry(run: RunBody, claim: ClaimBody | None) -> QueueEntry:
 
 
 def _seen(name: str) -> str:
-    return "" if name == _HIDDEN else name
+    return "" if name == HIDDEN else name
 
 
 def _user(claim: ClaimBody, run: RunBody | None) -> str:

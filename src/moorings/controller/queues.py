@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from moorings.controller.loop import CommittedChange, TurnLoop
-from moorings.controller.views import HIDDEN
 from moorings.controller.waiters import Wakeup
-from moorings.core.model.access import RUN_OWNER_PREFIXES, USER_OWNER_PREFIX, Caller, check_owner_access
+from moorings.core.model.access import HIDDEN, RUN_OWNER_PREFIXES, USER_OWNER_PREFIX, Caller, check_owner_access
 from moorings.core.model.claims import check_owner, check_spec
 from moorings.core.model.devices import PoolName
 from moorings.core.model.errors import MooringsError

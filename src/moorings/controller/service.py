@@ -22,7 +22,6 @@ from moorings.controller.queues import QueueService
 from moorings.controller.reasons import ReasonService, partition_of
 from moorings.controller.run_service import RunService
 from moorings.controller.views import (
-    HIDDEN,
     ClaimView,
     DeviceView,
     Explanation,
@@ -36,7 +35,7 @@ from moorings.controller.views import (
     pool_view,
     sees_partition,
 )
-from moorings.core.model.access import RUN_OWNER_PREFIXES, Caller, Role, check_admin, check_owner_access
+from moorings.core.model.access import HIDDEN, RUN_OWNER_PREFIXES, Caller, Role, check_admin, check_owner_access
 from moorings.core.model.bindings import Binding
 from moorings.core.model.claims import (
     ENDED,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from moorings.core.forecast.whatif import PolicyComparison
+from moorings.core.model.access import HIDDEN
 from moorings.core.model.claims import Claim, ClaimId, PoolBlock
 from moorings.core.model.devices import Device, DeviceState, PoolName, parse_device_id
 from moorings.core.model.errors import MooringsError
@@ -23,7 +24,6 @@ from moorings.workloads.jobs import JobSpec
 from moorings.workloads.runs import Run
 
 HIDDEN_BREAK: Final = "a partition broke on it"
-HIDDEN: Final = "(hidden)"  # in place of a name that a caller does not see
 ANY_SUBSET_SIZES_SHOWN = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 

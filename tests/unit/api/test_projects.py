@@ -9,7 +9,7 @@ import pytest
 from moorings.api.bodies import POLICY_CHARS_MAX
 from moorings.api.render import event_body
 from moorings.controller.turn_record import AnyInput, TurnContext, build_turn_event
-from moorings.controller.views import HIDDEN
+from moorings.core.model.access import HIDDEN
 from moorings.core.model.claims import ClaimId, ClaimSpec, ClaimState
 from moorings.core.model.events import Event, canonical_json
 from moorings.core.model.inputs import DefragmentPool, ReleaseClaim, SetProject
