@@ -54,6 +54,24 @@ def test_a_command_starts_and_stops_the_machine_and_jobs_go_on(machine: SharedMa
     assert machine.moor("ann", "logs", ident).stdout == "after\n"
 
 
+def test_a_person_who_takes_its_port_keeps_it_from_nothing(machine: SharedMachineRig) -> None:
+    listen = "import socket, time; on = socket.create_server(('127.0.0.1', 0)); print(on.getsockname()[1], flush=True)"
+    machine.down()
+    taker = machine.start_program("eve", "-c", f"{listen}; time.sleep(600)")
+    assert taker.stdout is not None
+    port = taker.stdout.readline().strip()
+    done = machine.moor("root", "up", "--system", "--port", port, "--timeout", f"{patient(30):g}s")
+    assert (done.returncode, "another program has its port" in done.stderr) == (0, True), done.stderr + machine.logs()
+    ran = machine.moor("ann", "run", "--ipus", "1", "--", "id", "-un")
+    assert (ran.returncode, ran.stdout) == (0, "ann\n"), ran.stderr + machine.logs()
+    (found,) = until(lambda: [one for one in doctor(machine, "root", "host.controller") if one["verdict"] != "SKIP"])
+    assert (found["verdict"], "takes no access keys" in found["evidence"]) == ("WARN", True), found
+    machine.down()
+    taker.kill()
+    taker.communicate()
+    machine.up()
+
+
 def test_nobody_but_root_and_its_person_stops_a_job(machine: SharedMachineRig) -> None:
     ident = machine.moor("ann", "run", "--detach", "--ipus", "1", "--", "sleep", "300").stdout.strip()
     until(lambda: machine.ask("ann", "get", "run", ident)["state"] == "RUNNING")

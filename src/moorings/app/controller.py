@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import faulthandler
 import logging
 import os
@@ -37,6 +38,7 @@ from moorings.app.replica import ControllerReplica
 from moorings.app.settings import Settings, read_settings
 from moorings.app.tls import make_tls
 from moorings.app.wiring import assemble, check_slurm_user, open_store, read_policy, read_pools
+from moorings.client.transport import UNIX_SCHEME
 from moorings.controller.keys import AccessKeyManager
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.timestamps import DAY_S
@@ -90,10 +92,7 @@ async def serve(settings: Settings, arguments: Sequence[str] = ()) -> None:
         pools_file = shared.pools_file(settings.pools)
         entries = read_pools(pools_file)
         policy = read_policy(settings.policy, shared.path / "policy.toml", reserve=settings.reserve)
-        listening = [_listen(settings.host, settings.port)]
-        url = _url("http" if tls is None else "https", settings.host, listening[0].getsockname()[1])
-        if settings.sockets is not None:
-            listening.append(_listen_for_people(settings))
+        listening, url = _open_sockets(settings, "http" if tls is None else "https")
         store, leadership = open_store(settings)
         try:
             if not leadership.is_exclusive:
@@ -222,6 +221,27 @@ class _ControllerServer(ApiServer):
     async def _stop_when(self, stopping: asyncio.Event) -> None:
         await stopping.wait()
         self.should_exit = True
+
+
+def _open_sockets(settings: Settings, scheme: str) -> tuple[list[socket.socket], str]:
+    """The listening sockets, and the address of one of them.
+
+    On a machine that people share any of them may have taken the port: their own socket is served all the same.
+
+    Raises:
+        MooringsError: ``config.invalid``.
+    """
+    host, port = settings.host, settings.port
+    people = [_listen_for_people(settings)] if settings.sockets is not None else []
+    try:
+        listening = _listen(host, port)
+    except MooringsError as error:
+        if not people or not isinstance(error.__cause__, OSError) or error.__cause__.errno != errno.EADDRINUSE:
+            raise
+        detail = f"another program has {host}:{port}: this controller serves people and root, and no access keys"
+        log.warning("port.taken", extra={"detail": detail})
+        return people, f"{UNIX_SCHEME}{people[0].getsockname()}"
+    return [listening, *people], _url(scheme, host, listening.getsockname()[1])
 
 
 def _listen(host: str, port: int) -> socket.socket:

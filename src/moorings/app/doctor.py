@@ -160,7 +160,7 @@ def _tls(settings: Settings, running: ControllerProcess | None) -> Finding:
     urls = filter(None, (settings.advertise, running.url if running is not None else ""))
     return check_tls(
         facts.names,
-        sorted({urlsplit(url).hostname or "" for url in urls}),
+        sorted(filter(None, {urlsplit(url).hostname for url in urls})),  # a socket has none
         matches_key(certificate, settings.tls_key.read_bytes()),
         key_problem(status.st_mode, status.st_uid, os.geteuid()),
         (facts.not_after - now) // timedelta(days=1),

@@ -9,7 +9,9 @@ from __future__ import annotations
 import stat
 from collections.abc import Sequence
 
+from moorings.cli.machine import PORT_TAKEN_REMEDY
 from moorings.cli.processes import ControllerProcess
+from moorings.client.transport import socket_path
 from moorings.doctor.findings import FAIL, PASS, SKIP, WARN, Finding
 
 SPACE_BYTES_FAIL, SPACE_BYTES_WARN = 100 << 20, 1 << 30
@@ -40,6 +42,9 @@ def check_controller(running: ControllerProcess | None, stale: bool, lockers: Se
     if running is not None and not lockers:
         fix = "controller.lock was removed: stop it ('moor down') and start it again before a second one starts"
         return Finding(check, FAIL, f"process {running.pid} runs without holding the folder's lock", fix)
+    if running is not None and socket_path(running.url) is not None:
+        evidence = f"process {running.pid} takes no access keys: its port was another program's when it started"
+        return Finding(check, WARN, evidence, PORT_TAKEN_REMEDY)
     if running is not None:
         return Finding(check, PASS, f"process {running.pid} at {running.url} holds the folder's lock")
     if lockers:

@@ -30,6 +30,8 @@ OOM_SCORE = "-500"  # of the controller: people's processes are killed first whe
 ANSWER_S = 1.0  # of the daemon, to one look at it
 SERVICES = ("moorings-jobs.service", "moorings-controller.service")  # deploy/systemd
 
+PORT_TAKEN_REMEDY = "see who has it with 'ss -ltnp', end that program, and start the controller again"
+
 LOCK, LOG = places.JOBS / places.LOCK, places.JOBS / places.LOG
 
 

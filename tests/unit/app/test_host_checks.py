@@ -1,6 +1,7 @@
 """What the doctor says of the controller's machine: each check seen to pass, to warn and to fail."""
 
 import sqlite3
+from dataclasses import replace
 
 import pytest
 
@@ -32,6 +33,7 @@ def test_private(mode, owner, verdict):
     ("running", "stale", "lockers", "verdict"),
     [
         (RUNNING, True, [7], PASS),
+        (replace(RUNNING, url="unix:///run/moorings/controller/api"), False, [7], WARN),
         (RUNNING, True, [], FAIL),
         (None, False, [9], WARN),
         (None, True, [], FAIL),

@@ -12,6 +12,7 @@ from moorings.cli import machine, processes
 from moorings.cli.command_tree import MoorCommand, examples
 from moorings.cli.errors import UsageErrorWithHint
 from moorings.client.requests import ApiError
+from moorings.client.transport import socket_path
 from moorings.core.model.errors import MooringsError
 from moorings.pki.files import client_certificate, client_key
 from moorings.privileged import places
@@ -146,10 +147,11 @@ def _become_controller(session: CommandContext, data: Path) -> None:
 def _report_access(session: CommandContext, url: str, *, system: bool) -> None:
     if not system:
         _report_key(session, url)
-    else:
-        session.console.info(
-            "People of this machine need no key: 'moor run' works for each of them. Root is its admin."
-        )
+        return
+    session.console.info("People of this machine need no key: 'moor run' works for each of them. Root is its admin.")
+    if socket_path(url) is not None:
+        session.console.warn("another program has its port, so it takes no access keys (agents, other machines)")
+        session.console.info(f"hint: {machine.PORT_TAKEN_REMEDY}")
 
 
 @click.command(
