@@ -41,6 +41,7 @@ def site(slurm_release: str) -> Iterator[IpuSite]:
         for path in (made.controller.folder, *made.controller.folder.rglob("*")):
             shutil.chown(path, USER, USER)
         made.controller.user = USER
+        patch.setenv("MOORINGS_SERVER_USER", USER)  # for the agent, which is root's
         if made.cluster.programs.chrooted:  # only root gets into it
             made.controller.keeps += ",+setuid,+setgid"
         made.controller.flags = ("--config", str(configure(made)))
@@ -96,6 +97,7 @@ def start(site: IpuSite, key: str) -> Iterator[Start]:
             "PATH": os.environ["PATH"],
             "HOME": str(site.cluster.folder),
             "MOORINGS_SERVER": f"http://127.0.0.1:{site.controller.port}",
+            "MOORINGS_SERVER_USER": USER,
             "MOORINGS_ACCESS_KEY": key,
         }
         argv = [*HEARING, sys.executable, "-m", "moorings.cli.main", *command, *words]

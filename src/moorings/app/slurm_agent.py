@@ -32,7 +32,14 @@ from moorings.slurm.host.instance_id import ensure_instance, lock_instance
 from moorings.slurm.host.node_state_file import FILE as NODES
 from moorings.slurm.host.site import Site, parse_site
 from moorings.slurm.host.step_allocations import FOLDER as STEPS
-from moorings.slurm.host.vipu_conf import VipuConf, load_vipu_conf, slurm_conf_path, slurm_uid, vipu_conf_path
+from moorings.slurm.host.vipu_conf import (
+    SERVER_USER,
+    VipuConf,
+    load_vipu_conf,
+    slurm_conf_path,
+    slurm_uid,
+    vipu_conf_path,
+)
 from moorings.slurm.munge import Munge
 
 log = logging.getLogger("moorings.slurm.agent")
@@ -82,7 +89,7 @@ async def serve(conf: VipuConf, listen: str | None, environment: Mapping[str, st
         nodes_file=site.state_folder / NODES,
         admins=frozenset({0, site.slurm_user[1]}),
     )
-    calls = ControllerClient(conf.endpoint(CALL_S))
+    calls = ControllerClient(conf.endpoint(CALL_S, environment.get(SERVER_USER, "")))
     agent = SlurmAgent(settings, slurm, calls)
     munge = Munge(site.munge_socket)
     door = BindServer(

@@ -126,6 +126,12 @@ def _settings() -> Iterator[str]:
         variables = f"`MOORINGS_{name.upper()}`" + (", `MOORINGS_ACCESS_KEY_FILE`" if name == "access_key" else "")
         flag, default = flag_of(name), DEFAULTS[name] or "none"
         yield f"| `{name}` | {f'`{flag}`' if flag else 'none'} | {variables} | {default} |"
+    yield from [
+        "",
+        "`server_user` is the account, or its uid, of a controller on this machine that plain HTTP reaches. Other",
+        "users can listen on its port while it is down, and there the access key goes to nobody but that user and",
+        "root; without this setting, to yourself, `moorings` and root (`controller.foreign` otherwise).",
+    ]
 
 
 def _exit_codes() -> Iterator[str]:

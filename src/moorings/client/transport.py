@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 from moorings import __version__
 from moorings.client.error_text import format_cause
 from moorings.client.requests import ApiCall, ApiError, is_transient, parse_problem
+from moorings.client.server_owner import check_server_user
 from moorings.client.tls import make_context, read_tls_alert, tls_problem
 from moorings.core.model.errors import MooringsError
 from moorings.wire.operations import KEY_HEADER, NOT_A_CONTROLLER_HINT
@@ -46,6 +47,8 @@ class Endpoint:
         cert_file: PEM file of our own certificate, for servers that require one; empty: none.
         key_file: PEM file of its private key.
         timeout_s: for a connection, and for a response beyond the requested wait.
+        server_user: the name or uid of the controller's user, if it is on this machine: over plain HTTP no other user's
+            program there gets the access key, but root's. Empty: this process's own, or ``moorings``.
     """
 
     server: str
@@ -54,6 +57,7 @@ class Endpoint:
     cert_file: str = ""
     key_file: str = ""
     timeout_s: float = 30.0
+    server_user: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +221,7 @@ class Transport:
         try:
             if connection.sock is None:
                 connection.connect()
+                self._check_server(connection)
             assert connection.sock is not None
             connection.sock.settimeout(self.endpoint.timeout_s + call.wait_s)
             self.sent += 1
@@ -228,6 +233,15 @@ class Transport:
             return answer
         except (OSError, http.client.HTTPException) as error:
             raise self._unreachable(read_tls_alert(connection, error)) from error
+
+    def _check_server(self, connection: http.client.HTTPConnection) -> None:
+        """Before an access key is sent without TLS."""
+        if self.endpoint.access_key and isinstance(connection, _Connection):
+            try:
+                check_server_user(connection.sock, self.endpoint.server, self.endpoint.server_user)
+            except MooringsError:
+                connection.close()
+                raise
 
     def _headers(self, call: ApiCall[T]) -> dict[str, str]:
         headers = {"Accept": "application/json", "User-Agent": f"moorings/{__version__}"}

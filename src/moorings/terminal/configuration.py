@@ -23,7 +23,8 @@ MACHINE_SOCKET = places.SOCKETS / places.API  # of a machine that people share
 DEFAULT_CONTEXT = "default"
 DEFAULT_SERVER = "http://127.0.0.1:8090"
 
-_IN_CONTEXT = ("server", "project", "ca_file", "cert_file", "key_file")
+_IN_CONTEXT = ("server", "project", "ca_file", "cert_file", "key_file", "server_user")
+_WITH_KEY = ("server", "access_key", "ca_file", "cert_file", "key_file", "server_user")  # in the credentials file
 _AT_TOP = (*_IN_CONTEXT, "output", "timeout", "color")
 NAMES = ("context", "server", "access_key", *_IN_CONTEXT[1:], "output", "timeout", "color")
 
@@ -36,6 +37,7 @@ DEFAULTS = {
     "ca_file": "",
     "cert_file": "",
     "key_file": "",
+    "server_user": "",
     "output": "table",
     "timeout": "30s",
     "color": "auto",
@@ -81,7 +83,9 @@ class Configuration:
 
 def flag_of(name: str) -> str:
     """The flag of a setting; empty if there is none (a secret has none: others can see command lines)."""
-    flags = {"timeout": "--request-timeout", "output": "-o", "access_key": "", "cert_file": "", "key_file": ""}
+    if name in ("access_key", "cert_file", "key_file", "server_user"):
+        return ""
+    flags = {"timeout": "--request-timeout", "output": "-o"}
     return flags.get(name, f"--{name.replace('_', '-')}")
 
 
@@ -216,7 +220,7 @@ def _credentials_layer(path: Path) -> ConfigSource | None:
     if not path.exists():
         return None
     top = TomlTable.parse(read_private(path), source=str(path), code="config.invalid")
-    return ConfigSource(str(path), {}, _contexts(top, ("server", "access_key", "ca_file", "cert_file", "key_file")))
+    return ConfigSource(str(path), {}, _contexts(top, _WITH_KEY))
 
 
 def _contexts(top: TomlTable, names: tuple[str, ...]) -> dict[str, dict[str, str]]:

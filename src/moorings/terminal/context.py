@@ -95,6 +95,7 @@ class CommandContext:
             cert_file=values.text("cert_file"),
             key_file=values.text("key_file"),
             timeout_s=values.timeout_s if timeout_s is None else timeout_s,
+            server_user=values.text("server_user"),
         )
 
     def now(self) -> Timestamp:

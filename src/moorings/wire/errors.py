@@ -77,6 +77,7 @@ ERRORS: dict[str, ErrorKind] = {
     "claim.unknown": ErrorKind(404, ExitCode.NOT_FOUND, "there is no such claim"),
     "config.invalid": ErrorKind(500, ExitCode.USAGE, "a configuration file cannot be used"),
     "controller.busy": ErrorKind(503, ExitCode.UNREACHABLE, "the controller has too much to do"),
+    "controller.foreign": ErrorKind(401, ExitCode.DENIED, "another user's program is at the controller's address"),
     "controller.no_leader": ErrorKind(503, ExitCode.UNREACHABLE, "no controller leads at this moment"),
     "controller.running": ErrorKind(409, ExitCode.CONFLICT, "another controller uses this data folder"),
     "controller.unreachable": ErrorKind(503, ExitCode.UNREACHABLE, "the controller cannot be reached"),

@@ -47,6 +47,7 @@ REMEDIES: dict[str, str] = {
     "claim.unknown": "`moor get claims --all` lists those that have ended, too",
     "config.invalid": "the detail names file and line, flag or variable",
     "controller.busy": "try again a little later; close waits and streams you no longer read",
+    "controller.foreign": "start your controller (`moor up`); if that program is it, name its user: `server_user`",
     "controller.no_leader": "wait some seconds: another controller takes over",
     "controller.running": "`moor status` shows it; one data folder has one controller",
     "controller.unreachable": "`moor status` and `moor doctor`; on your own machine `moor up`",

@@ -53,6 +53,7 @@ READ: dict[str, tuple[str, str]] = {
     "WATCHDOG_USEC": ("controller", "systemd's watchdog interval, in microseconds"),
     "WATCHDOG_PID": ("controller", "for which process `WATCHDOG_USEC` was meant"),
 }
+_READERS = {"server_user": "moor, agent"}  # of settings that others read, too
 # Variables that jobs get.
 SET: dict[str, str] = {
     "RANK": "the task's number, from 0",
@@ -156,7 +157,7 @@ def _metrics(found: Iterable[Metric | MetricWrapperBase]) -> str:
 def environment_page() -> str:
     """The page of the environment variables."""
     text = GENERATED + "# Environment variables\n\n## Variables that are read\n\nAn empty variable counts as none.\n\n"
-    settings = [(f"MOORINGS_{name.upper()}", "moor", _setting(name)) for name in NAMES]
+    settings = [(f"MOORINGS_{name.upper()}", _READERS.get(name, "moor"), _setting(name)) for name in NAMES]
     rows = sorted([*settings, *((name, who, said) for name, (who, said) in READ.items())])
     text += table(("variable", "by", "meaning"), [(code(name), who, said) for name, who, said in rows])
     text += (

@@ -454,6 +454,7 @@ def _client(session: CommandContext, conf: VipuConf) -> Client:
     """A client with the agent's address and key, whatever the caller's own configuration says."""
     from moorings.client.client import Client
     from moorings.client.transport import Transport
+    from moorings.slurm.host.vipu_conf import SERVER_USER
 
-    endpoint = conf.endpoint(min(conf.timeout_s, CALL_S))
+    endpoint = conf.endpoint(min(conf.timeout_s, CALL_S), session.environment.get(SERVER_USER, ""))
     return Client(Transport(endpoint, trace=session.console.error if "verbose" in session.flags else None))

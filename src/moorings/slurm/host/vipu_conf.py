@@ -22,6 +22,7 @@ from moorings.core.model.errors import MooringsError
 from moorings.slurm.slurm_conf import parse_slurm_conf
 
 FILE_NAME = "vipu.conf"
+SERVER_USER = "MOORINGS_SERVER_USER"  # of a controller on this machine, as for moor: the file has the seed's keys alone
 AGENT_PORT = 8091
 TIMEOUT_S = 50
 DEFAULT_SLURM_CONF = Path("/etc/slurm/slurm.conf")
@@ -77,8 +78,13 @@ class VipuConf:
         host = f"[{self.api_host}]" if ":" in self.api_host else self.api_host
         return f"{'https' if self.secure else 'http'}://{host}:{self.api_port}"
 
-    def endpoint(self, timeout_s: float) -> Endpoint:
-        """Return the endpoint of the controller for the agent and for tools that check in its place."""
+    def endpoint(self, timeout_s: float, server_user: str = "") -> Endpoint:
+        """Return the endpoint of the controller for the agent and for tools that check in its place.
+
+        Args:
+            timeout_s: of a response.
+            server_user: the controller's, if it is on this machine and of a user of its own (``Endpoint``).
+        """
         return Endpoint(
             server=self.server,
             access_key=self.access_key,
@@ -86,6 +92,7 @@ class VipuConf:
             cert_file=str(self.client_cert or ""),
             key_file=str(self.client_key or ""),
             timeout_s=timeout_s,
+            server_user=server_user,
         )
 
 
