@@ -22,7 +22,7 @@ from moorings.engines.fence import EPOCH_FILE, FileFence
 from moorings.local.records import ProcessIdentity, RecordUnreadableError, SupervisorStatus
 from moorings.local.run_folder import LocalRunFolder
 from moorings.ports.engine import RunSubmission
-from moorings.ports.store import Changes, Epoch, LogPosition, Seq
+from moorings.ports.store import Changes, Epoch, ExpectedVersion, LogPosition, Seq
 from moorings.store.log_position import LogPositionFile
 from moorings.store.sql import SqlStore
 from moorings.store.sqlite import open_sqlite
@@ -416,6 +416,29 @@ def test_what_died_while_it_made_it_ready_does_it_again(
         with pytest.raises(KeyboardInterrupt):
             prepare_to_lead(store, tmp_path, runs, marked(store, tmp_path), NOW)
     assert store.log_position().seq > 50
+    assert store.load_unended().claims[0].attempt == 0
+    prepare_to_lead(store, tmp_path, runs, marked(store, tmp_path), NOW)
+    assert store.load_unended().claims[0].attempt >= 1000
+
+
+def test_an_earlier_leader_that_saves_meanwhile_has_it_recovered_again(
+    store: SqlStore, tmp_path: Path, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may save until it is fenced off: what was read before is then of no use, and nothing of it is saved."""
+    go_on(store)
+    claim = store.load_unended().claims[0]
+    marked(store, tmp_path).record_blocking(LogPosition(Seq(50), Epoch(1)))
+
+    def first(*given: object) -> Epoch:
+        renewed = Changes(claims=[(replace(claim, version=claim.version + 1), ExpectedVersion(claim.version))])
+        store.commit(store.get_leader().epoch, renewed)
+        return begin_leading(*given)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patched:
+        patched.setattr("moorings.controller.rewind_recovery.begin_leading", first)
+        with pytest.raises(MooringsError) as failed:
+            prepare_to_lead(store, tmp_path, runs, marked(store, tmp_path), NOW)
+    assert (failed.value.code, failed.value.retryable) == ("store.conflict", True)
     assert store.load_unended().claims[0].attempt == 0
     prepare_to_lead(store, tmp_path, runs, marked(store, tmp_path), NOW)
     assert store.load_unended().claims[0].attempt >= 1000

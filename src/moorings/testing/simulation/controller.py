@@ -188,6 +188,11 @@ class SimulatedController:
             if mark is not None and not life.is_dead:
                 mark.record_blocking(LogPosition(loop.seq, loop.epoch))
 
+    @property
+    def has_led(self) -> bool:
+        """Whether it has read its memory: before, whatever fails is done again by the next one."""
+        return self.loop is not None
+
     async def _is_in_use(self, partition: str) -> bool:
         assert self._stage.rewinds is not None
         return self._stage.rewinds.is_in_use(partition)

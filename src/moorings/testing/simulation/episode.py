@@ -261,9 +261,12 @@ class Episode:
     def _ended(self, world: SimulatedController, why: str) -> None:
         self.story.add_line(world.life.name, f"ended: {why}")
         self.story.count(f"ended {why if '.' in why else why.split(':')[0]}")
-        if why not in ("killed", "store.unavailable", "store.fenced") and not (
-            why == "store.turned_back" and self._odds.has_rewinds
-        ):
+        may_end = {"killed", "store.unavailable", "store.fenced"}
+        if self._odds.has_rewinds:
+            may_end.add("store.turned_back")
+        if not world.has_led:
+            may_end.add("store.conflict")  # of a recovery: an earlier leader may save until it is fenced off
+        if why not in may_end:
             self.story.break_law(0, f"{world.life.name} ended: {why}")
         if world in self._rivals:
             self._rivals.remove(world)
