@@ -188,5 +188,7 @@ def assert_stopped(machine: SystemdMachineRig, name: str) -> None:
 
 def test_nothing_is_left(machine: SystemdMachineRig) -> None:
     machine.output("systemctl", "stop", "moorings-controller", "moorings-jobs", "moorings-jobs.scope")
+    refused = machine.command("moor", "restore", "--system", "-y", "--finish")
+    assert (refused.returncode, "systemd starts and stops the root daemon" in refused.stderr) == (2, True), refused
     assert machine.output("sh", "-c", "find /sys/fs/cgroup -path '*moorings*' -name cgroup.procs -exec cat {} +") == ""
     assert machine.command("pgrep", "--list-full", "--full", r"^(\S*python\S* .*-m moorings|sleep )").stdout == ""

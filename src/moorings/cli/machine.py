@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +46,12 @@ def check_root() -> None:
         raise MooringsError("auth.denied", detail, hint="sudo moor up --system; or 'moor up', for yourself alone")
 
 
-def check_no_services(verb: str) -> None:
+def check_no_services(verb: str, services: Sequence[str] = SERVICES) -> None:
     """Check that the root daemon is not systemd's to start and stop: two would start again what the other stops.
 
     Args:
         verb: what systemctl does instead. A daemon that was started before the units were installed can be stopped.
+        services: with which units.
 
     Raises:
         MooringsError: ``config.invalid``.
@@ -60,7 +61,7 @@ def check_no_services(verb: str) -> None:
     if unit.get("LoadState") == "loaded" and not is_own:
         detail = f"systemd starts and stops the root daemon of this machine ({SERVICES[0]})"
         words = {"start": "enable --now"}.get(verb, verb)
-        raise MooringsError("config.invalid", detail, hint=f"systemctl {words} {' '.join(SERVICES)}")
+        raise MooringsError("config.invalid", detail, hint=f"systemctl {words} {' '.join(services)}")
 
 
 def _show_unit(name: str) -> dict[str, str]:

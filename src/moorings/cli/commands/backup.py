@@ -125,7 +125,7 @@ def _run(folder: Path, *words: str, system: bool) -> int:
     if system:
         machine.check_root()
         if words[0] != "save" and machine.find_daemon() is None:
-            machine.check_no_services("start")
+            machine.check_no_services("start", machine.SERVICES[:1])  # the controller must be down
             machine.start_daemon(DAEMON_S)
     argv = [sys.executable, "-m", "moorings.app.backup", *words, "--data", str(folder)]
     owner = machine.as_owner_of(folder) if system else {}
