@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,9 @@ USER = "games"  # whom the controller runs as: never root, and nobody who asks f
 @pytest.fixture(scope="module")
 def site(slurm_release: str) -> Iterator[IpuSite]:
     """A site whose controller submits to its cluster."""
-    with ipu_site(slurm_release, accounting=True) as made, pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+        patch.setenv("MOORINGS_SERVER_USER", USER)  # for the agent, which is root's
+        made = stack.enter_context(ipu_site(slurm_release, accounting=True))
         for name, value in made.cluster.env.items():
             patch.setenv(name, f"{made.cluster.path_for(USER)}:{os.environ['PATH']}" if name == "PATH" else value)
         made.cluster.check("sacctmgr", "-i", "add", "account", "guest")
@@ -41,7 +43,6 @@ def site(slurm_release: str) -> Iterator[IpuSite]:
         for path in (made.controller.folder, *made.controller.folder.rglob("*")):
             shutil.chown(path, USER, USER)
         made.controller.user = USER
-        patch.setenv("MOORINGS_SERVER_USER", USER)  # for the agent, which is root's
         if made.cluster.programs.chrooted:  # only root gets into it
             made.controller.keeps += ",+setuid,+setgid"
         made.controller.flags = ("--config", str(configure(made)))
