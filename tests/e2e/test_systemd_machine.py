@@ -52,6 +52,13 @@ sed 's/\\[Slice\\]/[Service]/' user.slice.d/closed-devices.conf > cron.service.d
 printf '[Service]\\nType=oneshot\\nUser=ann\\nExecStart=/bin/cat /dev/nvidia0\\n' > cron.service
 systemctl daemon-reload
 """
+# Both in one transaction and in their order; "systemctl stop" of two units asks for one, and then for the other.
+SHUT_DOWN = """
+units='moorings-jobs.service moorings-jobs.scope'
+printf '[Unit]\\nConflicts=%s\\nAfter=%s\\n' "$units" "$units" > /run/systemd/system/closing.target
+systemctl daemon-reload
+systemctl start closing.target
+"""
 LOOK = "cat /dev/nvidia0; cat /dev/nvidiactl; cat /dev/null"
 OPENS, CLOSED = "No such device or address", "Operation not permitted"  # without a driver; of the cgroup
 JOB = "setsid sleep 1000 & echo $$; while [ ! -e go ]; do sleep 0.2; done; echo after"
@@ -170,7 +177,7 @@ def test_as_the_machine_stops_the_end_of_each_job_is_seen(machine: SystemdMachin
     words = ("--detach", "--name", "last", "--size", "0", "--", "sleep", "1000")
     assert machine.as_person("ann", "moor", "run", *words).returncode == 0
     until(lambda: machine.ask("ann", "get", "run", "last")["state"] == "RUNNING", 100)
-    machine.output("systemctl", "stop", "moorings-jobs.service", "moorings-jobs.scope")  # as a shutdown: all at once
+    machine.output("sh", "-euc", SHUT_DOWN)
     machine.output("systemctl", "start", "moorings-jobs")
     assert_stopped(machine, "last")
     find = "cat $(ls -t /var/lib/moorings-jobs/jobs/*/0/end.json | head -n 1)"
