@@ -25,8 +25,8 @@ from moorings.appliance.workflow_config import (
 from moorings.files import take_lock
 from moorings.slurm.surrogate.mirror import find_mirror
 from moorings.terminal.context import CommandContext
-from moorings.terminal.following import make_patience
 from moorings.terminal.interrupts import Interrupted, SignalsAsExceptions
+from moorings.terminal.patience import make_patience
 
 
 def run_workflow(

@@ -22,8 +22,8 @@ from moorings.client.jobs import job_shape
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.timestamps import seconds_between
 from moorings.ports.mirror import Mirror
-from moorings.terminal.following import make_patience
 from moorings.terminal.interrupts import Interrupted
+from moorings.terminal.patience import make_patience
 from moorings.terminal.progress import Progress
 from moorings.wire.codec import parse_time
 from moorings.wire.errors import ExitCode

@@ -326,13 +326,13 @@ class Client:
         """Cancel a run: TERM, its grace period, KILL."""
         return self._call(operations.CANCEL_RUN, ident, wait_s=wait_s)
 
-    def pause_run(self, ident: str, request: PauseRequest = PauseRequest(), *, wait_s: float = 0.0) -> RunBody:  # noqa: B008 - a value
+    def pause_run(self, ident: str, request: PauseRequest | None = None, *, wait_s: float = 0.0) -> RunBody:
         """Pause a run: it saves a checkpoint and stops, and its devices are free."""
-        return self._call(operations.PAUSE_RUN, ident, body=request, wait_s=wait_s)
+        return self._call(operations.PAUSE_RUN, ident, body=request or PauseRequest(), wait_s=wait_s)
 
-    def resume_run(self, ident: str, request: ResumeRequest = ResumeRequest()) -> RunBody:  # noqa: B008 - a value
+    def resume_run(self, ident: str, request: ResumeRequest | None = None) -> RunBody:
         """Let a paused run wait in the queue again."""
-        return self._call(operations.RESUME_RUN, ident, body=request)
+        return self._call(operations.RESUME_RUN, ident, body=request or ResumeRequest())
 
     def logs(self, ident: str, *, task: int | None = None, follow: bool = False) -> Iterator[bytes]:
         """The output of a run from its beginning, as it comes; with ``follow`` until the run ends.

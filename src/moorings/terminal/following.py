@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 from moorings.client.client import Client
 from moorings.client.requests import EventFilter
-from moorings.client.transport import Retries, RetryPolicy
+from moorings.client.transport import Retries
 from moorings.core.model.claims import ENDED as CLAIM_ENDED
 from moorings.core.model.claims import WAITING, ClaimState
 from moorings.core.model.errors import MooringsError
@@ -29,18 +29,8 @@ from moorings.workloads.runs import RunState
 REASON_FRESH_S = 2.0  # the maximum age of the displayed reason
 TURN_FRESH_S = 1.0  # of a reason from another scheduler's queue
 END_WAIT_S = 5.0
-PATIENCE_S = 900.0  # an upgrade of the controller's machine fits into it; a forgotten terminal does not wait for ever
 
 _RANK = re.compile(rb"\[(\d+)\] ")
-
-
-def make_patience(progress: Progress, limit_s: float = PATIENCE_S) -> RetryPolicy:
-    """A retry policy that reports each wait."""
-
-    def report(error: MooringsError, _pause_s: float) -> None:
-        progress.show_waiting(f"{error.detail}; trying again for up to {duration_text(limit_s)}")
-
-    return RetryPolicy(limit_s, on_retry=report)
 
 
 class LogDeduplicator:

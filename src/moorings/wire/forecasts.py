@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dataclasses import dataclass
+else:
+    from moorings.wire.lazy_dataclass import dataclass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class WhatIfRequest:
     """``POST /v1/whatif``: what the policy file ``policy`` (its text) would change for those who wait now."""
 
     policy: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class DefragmentRequest:
     """``POST /v1/defragment``: claims go on elsewhere, so that a block of ``size`` is free, or one for ``claim``."""
 
@@ -23,7 +28,7 @@ class DefragmentRequest:
     cost_max_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class WhatIfClaimBody:
     """A claim that waits: when it starts at the latest under the policy in force, and would under the other one.
 
@@ -38,7 +43,7 @@ class WhatIfClaimBody:
     then_at: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class WhatIfAskedBody:
     """A claim that is asked to yield or to move under a policy, and how often."""
 
@@ -49,7 +54,7 @@ class WhatIfAskedBody:
     moves: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class WhatIfSideBody:
     """What one policy does: how often it asks claims, whom, and the share of all devices' time that is in use."""
 
@@ -59,7 +64,7 @@ class WhatIfSideBody:
     asked: tuple[WhatIfAskedBody, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class WhatIfWaitBody:
     """Of claims of one size that start under both policies: how many, and how long they wait from now on average."""
 
@@ -69,7 +74,7 @@ class WhatIfWaitBody:
     then_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class WhatIfBody:
     """What another policy would change: the queue is played on under both, everybody running to their time limits.
 
@@ -86,7 +91,7 @@ class WhatIfBody:
     whole: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class MoveBody:
     """A claim that goes on elsewhere in its pool: ``devices`` it holds, and those it gets."""
 
@@ -97,7 +102,7 @@ class MoveBody:
     to: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class DefragmentBody:
     """The room that is made (``devices`` of ``pool``), who moves for it, and the device-seconds that are lost."""
 

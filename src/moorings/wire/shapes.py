@@ -6,12 +6,18 @@ Names end in ``Request`` (requests) or ``Body`` (responses). Times are RFC 3339 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dataclasses import dataclass
+else:
+    from moorings.wire.lazy_dataclass import dataclass
 
 API_VERSION = "moorings/v1"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class CheckpointShape:
     """What the job promises about stopping: seconds, and a signal's name without SIG."""
 
@@ -21,7 +27,7 @@ class CheckpointShape:
     grace_s: float = 30.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ClaimRequest:
     """``POST /v1/claims``: somebody's wish for a partition. ``owner`` defaults to ``user/<subject of the key>``.
 
@@ -40,13 +46,13 @@ class ClaimRequest:
     priority: int = 0
     time_limit_s: float | None = None
     preemptible: bool = False
-    checkpoint: CheckpointShape = CheckpointShape()
+    checkpoint: CheckpointShape = field(default_factory=CheckpointShape)
     lease_s: float | None = None
     queue: str = "wait"
     waiting_since: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PartitionRequest:
     """``POST /v1/partitions``: a partition made by hand; it becomes a ``user/`` claim of the same name."""
 
@@ -58,7 +64,7 @@ class PartitionRequest:
     pool: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class AcceleratorsShape:
     """Devices and model replicas of the whole job (replicas: one a task if not given)."""
 
@@ -69,7 +75,7 @@ class AcceleratorsShape:
     resources: Mapping[str, int] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ApplianceShape:
     """A job's part in a workflow of an appliance: ``compile`` or ``execute``."""
 
@@ -77,7 +83,7 @@ class ApplianceShape:
     workflow: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ResourcesShape:
     """CPUs and memory of one task; hosts of the job."""
 
@@ -86,7 +92,7 @@ class ResourcesShape:
     nodes: int = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class JobShape:
     """A complete job, as in the job file but with nothing left to look up."""
 
@@ -95,12 +101,12 @@ class JobShape:
     workdir: str
     environment: Mapping[str, str] = field(default_factory=dict)
     tasks: int = 1
-    accelerators: AcceleratorsShape = AcceleratorsShape()
-    resources: ResourcesShape = ResourcesShape()
+    accelerators: AcceleratorsShape = field(default_factory=AcceleratorsShape)
+    resources: ResourcesShape = field(default_factory=ResourcesShape)
     project: str = "default"
     priority: int = 0
     time_limit_s: float | None = None
-    checkpoint: CheckpointShape = CheckpointShape()
+    checkpoint: CheckpointShape = field(default_factory=CheckpointShape)
     checkpoint_directory: str | None = None
     image: str | None = None
     labels: Mapping[str, str] | None = None
@@ -111,7 +117,7 @@ class JobShape:
     retries: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RunRequest:
     """``POST /v1/runs``: start a job; within ``claim``, which stays when the run has ended, if one is named.
 
@@ -126,7 +132,7 @@ class RunRequest:
     spool_entry: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class LabelsRequest:
     """``POST /v1/runs/{id}/labels``: labels to set; those of ``remove`` go."""
 
@@ -134,42 +140,42 @@ class LabelsRequest:
     remove: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PauseRequest:
     """``POST /v1/runs/{id}/pause``: how many seconds the run may take to save a checkpoint; else its ``warnS``."""
 
     save_timeout_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ResumeRequest:
     """``POST /v1/runs/{id}/resume``: the checkpoint to resume from, by path or name; else the newest whole one."""
 
     resume_from: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PriorityRequest:
     """``POST /v1/runs/{id}/priority``: higher is first; of an appliance's jobs it is less than 0 (-299 is P2)."""
 
     priority: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class YieldRequest:
     """``POST /v1/claims/{id}/yield``: its job has stopped, as it was asked; why, for the log."""
 
     why: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class CheckpointRequest:
     """``POST /v1/claims/{id}/checkpoint``: its job has saved its state; now, if it does not say when."""
 
     at: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class EstimateRequest:
     """``POST /v1/estimate``: when a claim would start that was made now; ``kind`` is that of the accelerator."""
 
@@ -183,7 +189,7 @@ class EstimateRequest:
     preemptible: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ShareShape:
     """What a project is guaranteed in one pool: how many blocks of each size (as text), of size 1 single devices."""
 
@@ -191,7 +197,7 @@ class ShareShape:
     blocks: Mapping[str, int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ProjectRequest:
     """``PUT /v1/projects/{name}``: all of a project; ``version`` is the one that is changed, without it a new one."""
 
@@ -210,14 +216,14 @@ class ProjectRequest:
     version: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class DrainRequest:
     """``POST /v1/devices/{id}/drain``: why, for the humans after you."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class KeyRequest:
     """``POST /v1/keys``: an access key for ``subject``; an agent's names the owners it may act for."""
 
@@ -227,7 +233,7 @@ class KeyRequest:
     lifetime_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RotateRequest:
     """``POST /v1/keys/{id}/rotate``: how long the old secret still works; admins may give another lifetime."""
 
@@ -235,7 +241,7 @@ class RotateRequest:
     lifetime_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class QueuedJobShape:
     """A job that waits in another scheduler; ``owner`` is that of the claim which will be made when it starts.
 
@@ -253,7 +259,7 @@ class QueuedJobShape:
     preemptible: bool | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class QueueRequest:
     """``POST /v1/queues``: the first jobs that wait in another scheduler's queue, in its own order.
 
@@ -268,7 +274,7 @@ class QueueRequest:
     instance: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ReasonBody:
     """Why something waits or was refused."""
 
@@ -284,7 +290,7 @@ class ReasonBody:
         return f"{self.message}; until {self.until[:19]}Z at the latest" if self.until else self.message
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ClaimBody:
     """A claim. ``position`` is its place among the claims that wait (1 is next); ``devices`` is a folded list.
 
@@ -307,7 +313,7 @@ class ClaimBody:
     attempt: int
     created_at: str
     resources: Mapping[str, int] = field(default_factory=dict)
-    checkpoint: CheckpointShape = CheckpointShape()
+    checkpoint: CheckpointShape = field(default_factory=CheckpointShape)
     pool: str | None = None
     partition: str | None = None
     partition_id: str | None = None
@@ -325,7 +331,7 @@ class ClaimBody:
     machine: Mapping[str, int] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PartitionBody:
     """A partition that exists, or is being made or removed."""
 
@@ -344,7 +350,7 @@ class PartitionBody:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class TopologyShape:
     """How a pool is wired."""
 
@@ -355,7 +361,7 @@ class TopologyShape:
     blocks: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PoolBody:
     """A pool: ``free`` devices could be given out now, ``largest`` is the largest partition that fits now.
 
@@ -380,7 +386,7 @@ class PoolBody:
     problem: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class CapacityBody:
     """``GET /v1/pools/{pool}/capacity?size=N``: how many partitions of that size could be formed now."""
 
@@ -394,7 +400,7 @@ class CapacityBody:
 FOREIGN_REASON = "made outside Moorings"  # in the reason of a device; without it the partition may be ours, and a job's
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class DeviceBody:
     """A device and who holds it."""
 
@@ -411,7 +417,7 @@ class DeviceBody:
     owner: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class QueuedJobBody:
     """A job that waits elsewhere, and why; ``offered`` if its scheduler may start it now.
 
@@ -425,7 +431,7 @@ class QueuedJobBody:
     pool: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class QueueBody:
     """Another scheduler's queue, as it was told, and what that scheduler may start now.
 
@@ -451,7 +457,7 @@ class QueueBody:
     contested_at: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class CheckpointBody:
     """A checkpoint of a run, as last seen; ``rule`` says how it was judged, ``why`` why it is not whole."""
 
@@ -466,7 +472,7 @@ class CheckpointBody:
     why: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PauseBody:
     """The pause of a run: who asked for it, and when. About ``stopsAt`` it is stopped, whatever it has saved.
 
@@ -479,7 +485,7 @@ class PauseBody:
     resumes_at: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class IdleBody:
     """That a run holds devices and has not worked since then, as of the last reading; it is not stopped for that.
 
@@ -490,7 +496,7 @@ class IdleBody:
     shown_to_admins: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RunBody:
     """A run. ``reason`` says why it waits; ``partition`` is its partition's name while it has one.
 
@@ -533,7 +539,7 @@ class RunBody:
     idle: IdleBody | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ApplianceJobBody:
     """A job of an appliance, in short: a list may hold thousands. Its run tells all of it, under the same id.
 
@@ -558,7 +564,7 @@ class ApplianceJobBody:
     detail: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class EstimateBody:
     """When a claim starts at the latest, as things stand: all others run to their time limits, and nobody comes first.
 
@@ -570,7 +576,7 @@ class EstimateBody:
     why: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ExplanationBody:
     """Why a claim is where it is: every reason, what would change it, and when (where limits are known).
 
@@ -587,7 +593,7 @@ class ExplanationBody:
     options: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ProjectBody:
     """A project: what it is guaranteed, and what it may hold.
 
@@ -612,7 +618,7 @@ class ProjectBody:
     user_limits_hidden: bool | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class QuotaBody:
     """What a project is guaranteed in a pool, in devices and in blocks of each size, and how it stands.
 
@@ -635,7 +641,7 @@ class QuotaBody:
     devices_max: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class GcdBody:
     """What one GCD is given."""
 
@@ -646,7 +652,7 @@ class GcdBody:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class BindingBody:
     """``GET /v1/claims/{id}/binding``: what the claim's job is given; only its owner and admins see it."""
 
@@ -655,7 +661,7 @@ class BindingBody:
     gcds: tuple[GcdBody, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class KeyBody:
     """An access key; ``secret`` is there once, when it is made. ``oldSecretUntil``: until when the one before works.
 
@@ -674,7 +680,7 @@ class KeyBody:
     secret: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class CallerBody:
     """``GET /v1/whoami``: the subject that a caller's access key, or the machine's kernel, proves, and its role."""
 
@@ -683,7 +689,7 @@ class CallerBody:
     owner_prefix: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class EventBody:
     """One row of the event log."""
 
@@ -698,7 +704,7 @@ class EventBody:
     data: Mapping[str, object] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class VersionBody:
     """``GET /version``."""
 
@@ -707,7 +713,7 @@ class VersionBody:
     installation: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class FindingBody:
     """A check's result: ``verdict`` is PASS, WARN, FAIL or SKIP; ``fix`` says what to do, ``docs`` where to read on."""
 
@@ -718,7 +724,7 @@ class FindingBody:
     docs: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class FindingsBody:
     """``GET /v1/doctor``: what the controller finds when it looks at itself; ``at`` is its time."""
 
@@ -726,7 +732,7 @@ class FindingsBody:
     items: tuple[FindingBody, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ProblemBody:
     """An error, as RFC 9457 ``application/problem+json``: ``code`` is stable, ``hint`` says what to do."""
 

@@ -61,7 +61,6 @@ def test_what_may_be_absent_is_none_if_it_is(shape):
 @each_shape
 def test_a_shape_is_a_value(shape):
     assert shape.__dataclass_params__.frozen
-    assert hasattr(shape, "__slots__")
 
 
 @pytest.mark.parametrize(

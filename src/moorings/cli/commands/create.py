@@ -19,8 +19,9 @@ from moorings.core.model.errors import MooringsError
 from moorings.core.model.quantities import parse_bytes, parse_duration_s
 from moorings.terminal.context import CommandContext
 from moorings.terminal.durations import Deadline, parse_lifetime_s, parse_seconds
-from moorings.terminal.following import make_patience, wait_for_claim
+from moorings.terminal.following import wait_for_claim
 from moorings.terminal.interrupts import Interrupted, SignalsAsExceptions
+from moorings.terminal.patience import make_patience
 from moorings.terminal.progress import Progress
 from moorings.wire.shapes import ClaimBody, ClaimRequest, KeyRequest
 

@@ -13,7 +13,8 @@ from moorings.core.model.claims import ENDED
 from moorings.core.model.errors import MooringsError
 from moorings.terminal.context import CommandContext
 from moorings.terminal.durations import Deadline
-from moorings.terminal.following import REASON_FRESH_S, make_patience
+from moorings.terminal.following import REASON_FRESH_S
+from moorings.terminal.patience import make_patience
 from moorings.terminal.progress import Progress
 from moorings.wire.shapes import ClaimBody
 

@@ -13,7 +13,7 @@ from moorings.cli.printing import ResourcePrinter, make_printer, output_options,
 from moorings.cli.resources import EVENTS
 from moorings.client.requests import EventFilter
 from moorings.terminal.context import CommandContext
-from moorings.terminal.following import make_patience
+from moorings.terminal.patience import make_patience
 from moorings.terminal.progress import Progress
 from moorings.wire.shapes import EventBody
 

@@ -24,7 +24,7 @@ from moorings.cli.queue_entries import QueueEntry, load_queue, select_entries
 from moorings.cli.resources import CHECKPOINTS, KINDS, QUEUE_ENTRIES, QUOTAS, ResourceKind
 from moorings.client.requests import ClaimFilter, RunFilter
 from moorings.terminal.context import CommandContext
-from moorings.terminal.following import make_patience
+from moorings.terminal.patience import make_patience
 from moorings.terminal.progress import Progress
 from moorings.wire.codec import encode
 

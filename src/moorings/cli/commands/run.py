@@ -26,8 +26,9 @@ from moorings.core.model.quantities import parse_bytes, parse_duration_s
 from moorings.core.model.serialization import to_plain
 from moorings.terminal.context import CommandContext
 from moorings.terminal.errors import OutputClosed
-from moorings.terminal.following import RunFollower, make_patience, run_end_text, run_exit_code
+from moorings.terminal.following import RunFollower, run_end_text, run_exit_code
 from moorings.terminal.interrupts import Interrupted, SignalsAsExceptions
+from moorings.terminal.patience import make_patience
 from moorings.terminal.progress import Progress
 from moorings.wire.shapes import RunBody, RunRequest
 from moorings.workloads.jobs import Accelerators, JobSpec, Resources, check_job, parse_job

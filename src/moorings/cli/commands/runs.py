@@ -24,11 +24,11 @@ from moorings.terminal.following import (
     END_WAIT_S,
     REASON_FRESH_S,
     RunFollower,
-    make_patience,
     run_end_text,
     run_exit_code,
     wait_for_claim,
 )
+from moorings.terminal.patience import make_patience
 from moorings.terminal.progress import Progress
 from moorings.wire.errors import ExitCode
 from moorings.wire.shapes import RunBody
