@@ -16,9 +16,10 @@ import pytest
 
 from moorings.api.application import make_application
 from moorings.api.render import claim_body
-from moorings.core.model.access import HIDDEN, Caller, Role
+from moorings.core.model.access import Caller, Role
 from moorings.core.model.claims import ENDED, WAITING, ClaimSpec, ClaimState
 from moorings.core.model.errors import MooringsError
+from moorings.core.model.owners import HIDDEN
 from moorings.core.model.projects import Project
 from moorings.core.model.queue_reports import QueuedJob
 from moorings.core.model.serialization import to_plain

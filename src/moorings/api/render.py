@@ -22,10 +22,11 @@ from moorings.controller.views import (
     WhatIfView,
 )
 from moorings.core.forecast.whatif import CLAIMS_MAX
-from moorings.core.model.access import HIDDEN, Caller, Role
+from moorings.core.model.access import Caller, Role
 from moorings.core.model.bindings import Binding, GcdBinding
 from moorings.core.model.claims import Claim, ClaimId, ClaimSpec
 from moorings.core.model.devices import PoolName
+from moorings.core.model.owners import HIDDEN
 from moorings.core.model.partitions import Partition
 from moorings.core.model.projects import Project
 from moorings.core.model.reasons import Reason

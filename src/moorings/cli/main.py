@@ -15,6 +15,7 @@ from moorings.cli.commands import COMMANDS
 from moorings.core.model.errors import MooringsError
 from moorings.terminal.context import CommandContext
 
+GARBAGE_AFTER = 50_000  # new objects: loading a command makes fewer, none of them garbage
 SIGPIPE_EXIT = 141  # 128 + 13, as a shell reports for a command whose reader has gone
 
 root = LazyCommandGroup(
@@ -49,6 +50,7 @@ def _version(ctx: click.Context, _parameter: click.Parameter, value: bool) -> No
 
 def program() -> int:
     """The program ``moor``: one command, and then the end of the process."""
+    gc.set_threshold(GARBAGE_AFTER)
     try:
         return main()
     finally:

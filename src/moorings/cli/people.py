@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from moorings.cli.queue_entries import QueueEntry
-from moorings.core.model.claims import is_within
+from moorings.core.model.owners import is_within
 from moorings.core.model.quantities import age_text
 from moorings.core.model.timestamps import Timestamp, seconds_between
 from moorings.wire.codec import parse_time

@@ -12,10 +12,11 @@ from moorings.controller.loop import TurnLoop
 from moorings.controller.views import EstimateView, MovesView, WhatIfView
 from moorings.core.forecast.estimate import copy_fleet, estimate_start
 from moorings.core.forecast.whatif import compare_policies
-from moorings.core.model.access import HIDDEN, Caller, Role, check_admin
+from moorings.core.model.access import Caller, Role, check_admin
 from moorings.core.model.claims import Claim, ClaimId, ClaimSpec, ClaimState, check_spec
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.inputs import DefragmentPool, DeleteProject, SetProject
+from moorings.core.model.owners import HIDDEN
 from moorings.core.model.policy import Policy
 from moorings.core.model.projects import Project
 from moorings.core.model.timestamps import Timestamp

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 
 from moorings.controller.loop import CommittedChange, TurnLoop
 from moorings.controller.waiters import Wakeup
-from moorings.core.model.access import HIDDEN, RUN_OWNER_PREFIXES, USER_OWNER_PREFIX, Caller, check_owner_access
+from moorings.core.model.access import RUN_OWNER_PREFIXES, USER_OWNER_PREFIX, Caller, check_owner_access
 from moorings.core.model.claims import check_owner, check_spec
 from moorings.core.model.devices import PoolName
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.inputs import QueueReported
+from moorings.core.model.owners import HIDDEN
 from moorings.core.model.queue_reports import (
     QUEUE_JOBS_MAX,
     QueueConflictError,

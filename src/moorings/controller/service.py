@@ -35,7 +35,7 @@ from moorings.controller.views import (
     pool_view,
     sees_partition,
 )
-from moorings.core.model.access import HIDDEN, RUN_OWNER_PREFIXES, Caller, Role, check_admin, check_owner_access
+from moorings.core.model.access import RUN_OWNER_PREFIXES, Caller, Role, check_admin, check_owner_access
 from moorings.core.model.bindings import Binding
 from moorings.core.model.claims import (
     ENDED,
@@ -61,6 +61,7 @@ from moorings.core.model.inputs import (
     YieldClaim,
 )
 from moorings.core.model.machine import MACHINE_KIND
+from moorings.core.model.owners import HIDDEN
 from moorings.core.model.partitions import Partition, PartitionState
 from moorings.core.model.reasons import Reason
 from moorings.core.model.serialization import to_plain_without_defaults

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from moorings.core.forecast.whatif import PolicyComparison
-from moorings.core.model.access import HIDDEN
 from moorings.core.model.claims import Claim, ClaimId, PoolBlock
 from moorings.core.model.devices import Device, DeviceState, PoolName, parse_device_id
 from moorings.core.model.errors import MooringsError
+from moorings.core.model.owners import HIDDEN
 from moorings.core.model.partitions import Partition
 from moorings.core.model.reasons import Reason
 from moorings.core.model.timestamps import Timestamp

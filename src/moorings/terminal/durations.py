@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 
-from moorings.core.model.access import check_lifetime
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.quantities import parse_duration_s
 from moorings.core.model.timestamps import DAY_S
@@ -29,6 +28,8 @@ def parse_lifetime_s(text: str) -> float:
     """
     if text.strip().lower() == "never":
         return 0.0
+    from moorings.core.model.access import check_lifetime  # which no other command needs
+
     seconds = parse_duration_s(text, bare_s=DAY_S)
     if not seconds:  # "at once" must not come to mean "for ever"
         raise MooringsError("duration.invalid", "a key cannot live for no time", hint="write 90d, or never")

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field, replace
 
 from moorings.core.model.access import APPLIANCE_OWNER_PREFIX, LOCAL_OWNER_PREFIX, Ownership, Role
 from moorings.core.model.backlog import Amount, Backlog, BacklogEntry, check_backlog_limits
-from moorings.core.model.claims import Claim, ClaimId, ClaimSpec, ClaimState, external_job_id
+from moorings.core.model.claims import Claim, ClaimId, ClaimSpec, ClaimState
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.events import Event, canonical_json
 from moorings.core.model.inputs import CheckpointSaved, CreateClaim, ReleaseClaim, YieldClaim
+from moorings.core.model.owners import external_job_id
 from moorings.core.model.policy import Policy
 from moorings.core.model.projects import Projects
 from moorings.core.model.reasons import Reason

@@ -9,10 +9,10 @@ import pytest
 from moorings.api.bodies import POLICY_CHARS_MAX
 from moorings.api.render import event_body
 from moorings.controller.turn_record import AnyInput, TurnContext, build_turn_event
-from moorings.core.model.access import HIDDEN
 from moorings.core.model.claims import ClaimId, ClaimSpec, ClaimState
 from moorings.core.model.events import Event, canonical_json
 from moorings.core.model.inputs import DefragmentPool, ReleaseClaim, SetProject
+from moorings.core.model.owners import HIDDEN
 from moorings.core.model.policy import DEFAULT_POLICY, DefragmentMode, Policy
 from moorings.core.model.projects import Project, ProjectShare, UserLimit
 from moorings.core.model.serialization import to_plain

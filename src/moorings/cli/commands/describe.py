@@ -13,8 +13,8 @@ from moorings.cli.output import describe as described
 from moorings.cli.printing import make_printer, output_option, table_style
 from moorings.cli.resources import CHECKPOINTS, EVENTS, KINDS, QUOTAS, estimate_text
 from moorings.client.requests import ClaimFilter, EventFilter
-from moorings.core.model.claims import external_job_name
 from moorings.core.model.errors import MooringsError
+from moorings.core.model.owners import external_job_name
 from moorings.core.model.timestamps import Timestamp
 from moorings.terminal.context import CommandContext
 from moorings.terminal.text import escape_controls

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from moorings.cli.command_tree import MoorCommand, examples
+from moorings.core.model.owners import is_within
 from moorings.terminal.context import CommandContext
 
 if TYPE_CHECKING:
@@ -73,7 +74,6 @@ def _load(session: CommandContext, deadline_s: float) -> LoginFacts:
     from moorings.cli.motd_lines import LoginFacts
     from moorings.cli.people import find_devices_left
     from moorings.cli.queue_entries import load_queue
-    from moorings.core.model.claims import is_within
 
     with session.new_client(timeout_s=max(0.01, deadline_s - time.monotonic())) as client:
         pools, entries = client.list_pools(), load_queue(client)

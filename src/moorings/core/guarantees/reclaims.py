@@ -17,8 +17,9 @@ from typing import Final
 from moorings.core.guarantees.guarantee_map import DeviceCountMap, GuaranteedPlacement, GuaranteeMap, UsableGuarantees
 from moorings.core.guarantees.guarantee_use import GuaranteeUse
 from moorings.core.guarantees.project_limits import LimitDeficits
-from moorings.core.model.claims import Claim, ClaimId, is_within
+from moorings.core.model.claims import Claim, ClaimId
 from moorings.core.model.devices import PoolName
+from moorings.core.model.owners import is_within
 from moorings.core.model.policy import Policy
 from moorings.core.model.timestamps import Timestamp, add_seconds
 from moorings.core.model.topology import Block

@@ -8,7 +8,6 @@ from enum import StrEnum
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.timestamps import DAY_S, Timestamp, add_seconds
 
-HIDDEN = "(hidden)"  # in place of a name that a caller does not see
 SUBJECT_URI = "moorings:subject/"  # in a certificate, before the name of its subject
 CONTROLLER_URI = "moorings:controller"  # in the certificate that a controller shows to another controller
 # The kinds of owners, and what their prefixes say.

@@ -14,10 +14,11 @@ from typing import Final
 from moorings.core.guarantees.guarantee_map import build_pool_guarantees
 from moorings.core.guarantees.project_limits import ProjectLimits
 from moorings.core.model.access import Ownership
-from moorings.core.model.claims import Claim, ClaimId, ClaimSpec, external_job_name
+from moorings.core.model.claims import Claim, ClaimId, ClaimSpec
 from moorings.core.model.devices import PoolName
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.machine import MACHINE_KIND, MACHINE_POOL, machine_amount_text
+from moorings.core.model.owners import external_job_name
 from moorings.core.model.policy import Policy
 from moorings.core.model.projects import Project
 from moorings.core.model.quantities import age_text, amount_text
