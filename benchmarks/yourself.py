@@ -1,0 +1,44 @@
+"""What people type all day: CPU of ``moor get queue`` as a multiple of the CPU of an interpreter that does nothing.
+
+In turns, so that a busier moment of the machine is in both. Bound: the parser of options and the HTTP client alone, which
+are not ours.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks.claims_http import POOLS, start_controller
+from benchmarks.cli_start import cpu_ms
+from benchmarks.report import Report
+
+ROUNDS = 15
+NOTHING, FOREIGN = "pass", "import click, http.client, json, tomllib"
+
+
+def run() -> Report:
+    """Measure."""
+    moor = str(Path(sys.executable).with_name("moor"))
+    with tempfile.TemporaryDirectory(prefix="moorings-bench-") as name:
+        folder = Path(name)
+        (folder / "pools.toml").write_text(POOLS)
+        process, _, _ = start_controller(folder)
+        environment = {**os.environ, "MOORINGS_CREDENTIALS": str(folder / "credentials.toml")}
+        commands = [[moor, "get", "queue"], *([sys.executable, "-c", code] for code in (NOTHING, FOREIGN))]
+        try:
+            rounds = [[cpu_ms(command, environment) for command in commands] for _ in range(ROUNDS + 1)]
+        finally:
+            process.terminate()
+            process.wait(20)
+    get, nothing, foreign = (statistics.median(taken) for taken in zip(*rounds[1:], strict=True))  # the first compiles
+    return Report(
+        name="yourself",
+        figures={"get_cpu_ratio_to_python": get / nothing},
+        bounds={"get_cpu_ratio_to_python": foreign / nothing},
+        anchors={"get_cpu_ratio_to_python": 5},
+        notes=(f"median of {ROUNDS}; python -c pass: {nothing:.1f} ms; bound: {FOREIGN}",),
+    )
