@@ -130,21 +130,24 @@ def render_table(
     rows: Iterable[Sequence[str]],
     look: TableStyle = TableStyle(),
     narrowed: Sequence[int] = (),
+    dropped: Sequence[int] = (),
 ) -> str:
-    """Aligned columns; the last one is cut if the line is too wide for the terminal.
+    """Aligned columns; on a terminal no line is longer than it is wide.
 
-    Before it becomes shorter than ``LAST_CHARS``, columns of the numbers in ``narrowed`` are cut, the widest first.
+    First the last column is cut to ``LAST_CHARS``, then those of the numbers in ``narrowed``, the widest first, to
+    ``NARROWED_CHARS``. Columns in ``dropped`` are left out, in that order, if that is not enough; then what is furthest
+    to the right.
     """
     cells = [[escape_controls(cell) or NOTHING for cell in row] for row in rows]
     shown = [list(headers), *cells] if look.headers else cells
     widths = [max((len(row[index]) for row in shown), default=0) for index in range(len(headers))]
     if look.widths is not None:
         look.widths[:] = widths = [max(pair) for pair in zip_longest(widths, look.widths, fillvalue=0)]
-    widths = _narrow(widths, narrowed, look)
+    fitted = _fit_columns(widths, narrowed, dropped, look)
     lines = []
     for number, row in enumerate(shown):
-        cut = _cut(row, widths, look)
-        padded = [cell.ljust(width) for cell, width in zip(cut[:-1], widths[:-1], strict=True)] + cut[-1:]
+        cut = [_cut(row[index], width, look) for index, width in fitted.items()]
+        padded = [cell.ljust(width) for cell, width in zip(cut[:-1], fitted.values(), strict=False)] + cut[-1:]
         if number or not look.headers:
             padded = [_painted(cell, text, look) for cell, text in zip(padded, cut, strict=True)]
         lines.append(GAP.join(padded))
@@ -201,7 +204,8 @@ def _lines(kind: ResourceKind[T], items: Sequence[T], form: OutputFormat, now: T
 def _table(columns: Sequence[TableColumn[T]], items: Sequence[T], now: Timestamp, look: TableStyle) -> str:
     rows = ([_text(column.cell(item, now)) for column in columns] for item in items)
     narrowed = [index for index, column in enumerate(columns) if column.is_narrowed]
-    return render_table([column.header for column in columns], rows, look, narrowed)
+    ranks = sorted((column.rank, index) for index, column in enumerate(columns) if column.rank)
+    return render_table([column.header for column in columns], rows, look, narrowed, [index for _, index in ranks])
 
 
 def _csv(columns: Sequence[TableColumn[T]], items: Sequence[T], now: Timestamp, look: TableStyle) -> str:
@@ -246,27 +250,52 @@ def _text(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def _narrow(widths: Sequence[int], narrowed: Sequence[int], look: TableStyle) -> list[int]:
-    """The widths of the columns on the terminal; the last one's is what is left for it."""
-    widths = list(widths)
+def _fit_columns(
+    widths: Sequence[int], narrowed: Sequence[int], dropped: Sequence[int], look: TableStyle
+) -> dict[int, int]:
+    """The columns that the terminal shows, by number, with the width of each."""
+    fitted, last = dict(enumerate(widths)), len(widths) - 1
     if look.width is None:
-        return widths
-    room = look.width - len(GAP) * (len(widths) - 1) - sum(widths[:-1])
-    wanted = min(widths[-1], LAST_CHARS)
-    while room < wanted and narrowed:
-        widest = max(narrowed, key=lambda index: widths[index])
-        if widths[widest] <= NARROWED_CHARS:
+        return fitted
+    least = {**dict.fromkeys(narrowed, NARROWED_CHARS), last: LAST_CHARS}
+    for index in dropped:
+        if _line_chars(min(width, least.get(each, width)) for each, width in fitted.items()) <= look.width:
             break
-        widths[widest] -= 1
-        room += 1
-    widths[-1] = max(NARROWED_CHARS, room)
-    return widths
+        del fitted[index]
+    _narrow(fitted, [last], LAST_CHARS, look.width)
+    _narrow(fitted, narrowed, NARROWED_CHARS, look.width)
+    return _clip(fitted, look.width)
 
 
-def _cut(row: Sequence[str], widths: Sequence[int], look: TableStyle) -> list[str]:
-    if look.width is None:
-        return list(row)
-    return [cut_text(cell, width, unicode=look.unicode) for cell, width in zip(row, widths, strict=True)]
+def _narrow(fitted: dict[int, int], able: Sequence[int], least: int, chars: int) -> None:
+    """Narrow these columns, the widest first, until a line has at most so many characters."""
+    over = _line_chars(fitted.values()) - chars
+    while over > 0:
+        widest = max((index for index in able if fitted.get(index, 0) > least), key=fitted.__getitem__, default=None)
+        if widest is None:
+            return
+        fitted[widest] -= 1
+        over -= 1
+
+
+def _clip(fitted: Mapping[int, int], chars: int) -> dict[int, int]:
+    """The columns that fit into a line of so many characters, from the left; the last of them may be cut."""
+    clipped: dict[int, int] = {}
+    for index, width in fitted.items():
+        room = chars - _line_chars(clipped.values()) - (len(GAP) if clipped else 0)
+        if clipped and room < min(width, NARROWED_CHARS):
+            break
+        clipped[index] = min(width, max(room, NARROWED_CHARS))
+    return clipped
+
+
+def _line_chars(widths: Iterable[int]) -> int:
+    shown = list(widths)
+    return sum(shown) + len(GAP) * max(0, len(shown) - 1)
+
+
+def _cut(cell: str, width: int, look: TableStyle) -> str:
+    return cell if look.width is None else cut_text(cell, width, unicode=look.unicode)
 
 
 def _painted(padded: str, text: str, look: TableStyle) -> str:

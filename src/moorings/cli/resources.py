@@ -62,12 +62,14 @@ class TableColumn(Generic[T]):
     """One column: its header, and the function for its cells.
 
     ``wide``: only with ``-o wide``. ``is_narrowed``: cut on a narrow terminal, so that the last column keeps some room.
+    ``rank``: left out of a line that is still too long, rank 1 first; 0: never.
     """
 
     header: str
     cell: Callable[[T, Timestamp], object]
     wide: bool = False
     is_narrowed: bool = False
+    rank: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,12 +230,12 @@ POOLS: ResourceKind[PoolBody] = ResourceKind(
     PoolBody,
     (
         TableColumn("NAME", field_cell("name")),
-        TableColumn("KIND", field_cell("accelerator")),
-        TableColumn("DRIVER", field_cell("driver")),
+        TableColumn("KIND", field_cell("accelerator"), rank=3),
+        TableColumn("DRIVER", field_cell("driver"), rank=1),
         TableColumn("DEVICES", field_cell("devices")),
         TableColumn("FREE", field_cell("free")),
         TableColumn("LARGEST", field_cell("largest")),
-        TableColumn("PARTITIONS", field_cell("partitions")),
+        TableColumn("PARTITIONS", field_cell("partitions"), rank=2),
         TableColumn("WAITING", field_cell("waiting")),
         wide("OUT", field_cell("out_of_service")),
         wide("TOPOLOGY", lambda pool, _now: topology_text(pool)),
@@ -286,10 +288,10 @@ PARTITIONS: ResourceKind[PartitionBody] = ResourceKind(
         TableColumn("POOL", field_cell("pool")),
         TableColumn("SIZE", field_cell("size")),
         TableColumn("DEVICES", field_cell("devices")),
-        TableColumn("GCDS", field_cell("gcds")),
+        TableColumn("GCDS", field_cell("gcds"), rank=1),
         TableColumn("STATE", field_cell("state")),
-        TableColumn("OWNER", field_cell("owner")),
-        TableColumn("AGE", age_cell("since")),
+        TableColumn("OWNER", field_cell("owner"), is_narrowed=True),
+        TableColumn("AGE", age_cell("since"), rank=2),
         wide("KIND", field_cell("accelerator")),
         wide("REPLICAS", lambda item, _now: item.gcds * item.replicas_per_gcd),
         wide("CLAIM", field_cell("claim")),
@@ -307,20 +309,20 @@ CLAIMS: ResourceKind[ClaimBody] = ResourceKind(
     ClaimBody,
     (
         wide("ID", field_cell("id")),
-        TableColumn("NAME", field_cell("name")),
-        TableColumn("OWNER", field_cell("owner")),
-        TableColumn("KIND", field_cell("accelerator")),
+        TableColumn("NAME", field_cell("name"), is_narrowed=True),
+        TableColumn("OWNER", field_cell("owner"), is_narrowed=True),
+        TableColumn("KIND", field_cell("accelerator"), rank=2),
         TableColumn("SIZE", field_cell("size")),
         TableColumn("STATE", field_cell("state")),
-        TableColumn("POOL", field_cell("pool")),
-        TableColumn("PARTITION", field_cell("partition")),
+        TableColumn("POOL", field_cell("pool"), rank=3),
+        TableColumn("PARTITION", field_cell("partition"), rank=1),
         wide("DEVICES", field_cell("devices")),
         wide("GCDS", field_cell("gcds")),
         wide("PROJECT", field_cell("project")),
         wide("PRIORITY", field_cell("priority")),
         wide("LIMIT", lambda item, _now: None if item.time_limit_s is None else duration_text(item.time_limit_s)),
         wide("ATTEMPT", field_cell("attempt")),
-        TableColumn("AGE", age_cell("created_at")),
+        TableColumn("AGE", age_cell("created_at"), rank=4),
         TableColumn("REASON", lambda item, _now: reason_text(item.reason, item.position)),
     ),
     lambda item: item.name,
@@ -334,17 +336,17 @@ RUNS: ResourceKind[RunBody] = ResourceKind(
     RunBody,
     (
         TableColumn("ID", field_cell("id")),
-        TableColumn("NAME", field_cell("name")),
+        TableColumn("NAME", field_cell("name"), is_narrowed=True),
         TableColumn("STATE", field_cell("state")),
         TableColumn("DEVICES", lambda item, _now: item.job.accelerators.size),
         wide("TASKS", lambda item, _now: item.job.tasks),
         wide("POOL", field_cell("pool")),
-        TableColumn("PARTITION", field_cell("partition")),
+        TableColumn("PARTITION", field_cell("partition"), rank=1),
         wide("SUBJECT", field_cell("subject")),
         wide("ENGINE", field_cell("engine")),
         wide("CLAIM", field_cell("claim")),
-        TableColumn("AGE", age_cell("created_at")),
-        TableColumn("EXIT", field_cell("exit_code")),
+        TableColumn("AGE", age_cell("created_at"), rank=2),
+        TableColumn("EXIT", field_cell("exit_code"), rank=3),
         TableColumn("REASON", _run_reason),
         wide("COMMAND", lambda item, _now: " ".join(item.job.command)),
     ),
@@ -361,10 +363,10 @@ QUEUE_ENTRIES: ResourceKind[QueueEntry] = ResourceKind(
     (
         TableColumn("POS", field_cell("position")),
         TableColumn("USER", field_cell("user"), is_narrowed=True),
-        TableColumn("NAME", field_cell("name"), is_narrowed=True),
+        TableColumn("NAME", field_cell("name"), is_narrowed=True, rank=1),
         TableColumn("STATE", field_cell("state")),
         TableColumn("DEVICES", lambda item, _now: size_text(item.size, item.accelerator)),
-        TableColumn("TIME/LIMIT", elapsed_text),
+        TableColumn("TIME/LIMIT", elapsed_text, rank=2),
         wide("ID", field_cell("ident")),
         wide("POOL", field_cell("pool")),
         wide("BLOCK", field_cell("devices")),
@@ -407,10 +409,10 @@ PROJECTS: ResourceKind[ProjectBody] = ResourceKind(
     ProjectBody,
     (
         TableColumn("NAME", field_cell("name")),
-        TableColumn("WEIGHT", lambda item, _now: f"{item.weight:g}"),
+        TableColumn("WEIGHT", lambda item, _now: f"{item.weight:g}", rank=2),
         TableColumn("GUARANTEED", lambda item, _now: format_guarantees(item.shares)),
         TableColumn("DEVICES_MAX", field_cell("devices_max")),
-        TableColumn("USER_MAX", field_cell("user_devices_max")),
+        TableColumn("USER_MAX", field_cell("user_devices_max"), rank=1),
         wide("USER_LIMITS", lambda item, _now: format_user_limits(item.user_limits or {})),
         wide("PRIORITY_MAX", field_cell("priority_max")),
         wide("WAITING_MAX", field_cell("waiting_max")),
@@ -454,10 +456,10 @@ KEYS: ResourceKind[KeyBody] = ResourceKind(
     KeyBody,
     (
         TableColumn("ID", field_cell("id")),
-        TableColumn("SUBJECT", field_cell("subject")),
+        TableColumn("SUBJECT", field_cell("subject"), is_narrowed=True),
         TableColumn("ROLE", field_cell("role")),
-        TableColumn("OWNER_PREFIX", field_cell("owner_prefix")),
-        TableColumn("AGE", age_cell("created_at")),
+        TableColumn("OWNER_PREFIX", field_cell("owner_prefix"), rank=2),
+        TableColumn("AGE", age_cell("created_at"), rank=1),
         TableColumn("EXPIRES", lambda item, now: _key_expires(item, now)),
         TableColumn("STATE", lambda item, now: _key_state(item, now)),
     ),

@@ -44,6 +44,34 @@ def test_lists(noun, form):
     check_golden(f"{noun}.{form}.txt", render_list(KINDS[noun], samples.OF_KIND[noun], OutputFormat(form), samples.NOW))
 
 
+@cases("noun", ["claim", "run"])
+@cases("columns", [80, 100, 200])
+def test_screens(noun, columns):
+    look = TableStyle(width=columns)
+    check_golden(
+        f"{noun}.{columns}.txt", render_list(KINDS[noun], samples.OF_KIND[noun], OutputFormat(), samples.NOW, look)
+    )
+
+
+@cases("noun", KINDS)
+@cases("form", ["table", "wide", "custom-columns=ID:.id,NAME:.name,AT:.createdAt"])
+def test_no_line_is_longer_than_the_terminal(noun, form):
+    for columns in (24, 40, 80, 120):
+        look = TableStyle(width=columns)
+        text = render_list(KINDS[noun], samples.OF_KIND[noun], parse_format(form), samples.NOW, look)
+        assert max(map(len, text.splitlines())) <= columns
+
+
+def test_what_matters_less_is_left_out_on_a_narrow_terminal():
+    def headers(columns):
+        look = TableStyle(width=columns)
+        return render_list(RUNS, samples.RUNS, OutputFormat(), samples.NOW, look).splitlines()[0].split()
+
+    assert headers(120) == ["ID", "NAME", "STATE", "DEVICES", "PARTITION", "AGE", "EXIT", "REASON"]
+    assert headers(80) == ["ID", "NAME", "STATE", "DEVICES", "EXIT", "REASON"]
+    assert headers(70) == ["ID", "NAME", "STATE", "DEVICES", "REASON"]
+
+
 @pytest.mark.parametrize("noun", ["pool", "partition", "claim", "run", "project"])
 def test_descriptions(noun):
     check_golden(f"{noun}.describe.txt", describe(samples.OF_KIND[noun][-1], samples.NOW))
