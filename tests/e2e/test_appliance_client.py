@@ -235,7 +235,7 @@ def test_ctrl_c_while_it_waits_and_job_time_counts_no_queue(slow: Program, site:
         with other.started("--mode train --num_csx 4") as waiting:
             told = waiting.until("queued: ")
             assert of_kind(slow, "execute")[0] in told, "who has the systems is said"
-            assert "(position 1)" in told
+            assert "queued: position 1" in told
             waiting.signal(signal.SIGINT)
             assert waiting.end() == 130
             assert "  CANCELLED while it waited: SIGINT to run.py" in waiting.text

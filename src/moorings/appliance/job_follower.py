@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 from moorings.client.client import Client
 from moorings.core.model.claims import WAITING
-from moorings.core.model.timestamps import SECOND
 from moorings.ports.mirror import Mirror, MirroredWork, OnCancel
 from moorings.terminal.following import RunFollower, has_reached, wait_for_start, waiting_text, watch_claim
 from moorings.terminal.progress import Progress
-from moorings.wire.codec import parse_time
 from moorings.wire.shapes import ClaimBody, RunBody
 from moorings.workloads.runs import RunState
 
@@ -88,7 +85,7 @@ def wait_for_systems(client: Client, progress: Progress, ident: str, title: str)
     """The claim once it is READY, or has ended; reports why it waits."""
     for claim in watch_claim(client, ident, "READY"):
         if claim.state in WAITING:
-            progress.show_waiting(f"{title}  queued: {waiting_text(claim)}{_expected(claim)}")
+            progress.show_waiting(f"{title}  queued: {waiting_text(claim)}")
         elif not has_reached(claim, "READY"):
             progress.show_waiting(f"{title}  scheduled{_on(claim.devices or '')}: is being made ready")
     progress.clear()
@@ -99,14 +96,6 @@ def step_name(job: RunBody) -> str:
     """A job's name in Slurm: its own name, and its number of systems."""
     systems = job.job.accelerators.size
     return f"{job.id}-csx{systems}" if systems else job.id
-
-
-def _expected(claim: ClaimBody) -> str:
-    until = claim.reason.until if claim.reason is not None else None
-    if until is None:
-        return ""
-    at_s = parse_time(until) / SECOND
-    return f"; expected by {time.strftime('%H:%M:%S', time.localtime(at_s))}"
 
 
 def describe_systems(devices: str) -> str:

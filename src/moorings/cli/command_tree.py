@@ -139,7 +139,7 @@ class NounGroup(click.Group):
         try:
             _, command, rest = super().resolve_command(ctx, args)
         except click.UsageError as error:
-            known = ", ".join(self.list_commands(ctx))
+            known = ", ".join(name for name in self.list_commands(ctx) if not self.commands[name].hidden)
             raise click.UsageError(f"'{ctx.command_path}' does not know {args[0]!r}; it takes: {known}", ctx) from error
         return (command.name if command else None), command, rest
 

@@ -6,7 +6,7 @@ Names of other people's jobs may be missing in them: the API decides what a call
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -66,6 +66,7 @@ class QueueEntry:
         since: when it began to run, or to wait.
         reason: why it waits, or gives its devices back.
         idle: that it holds devices and has not worked for long.
+        labels: of the run; None: it has none.
     """
 
     name: str
@@ -85,6 +86,7 @@ class QueueEntry:
     run: str | None = None
     claim: str | None = None
     idle: IdleBody | None = None
+    labels: Mapping[str, str] | None = None
 
     @property
     def ident(self) -> str:
@@ -153,7 +155,7 @@ def _claim_entry(claim: ClaimBody, run: RunBody | None) -> QueueEntry:
     started = (run.started_at if run is not None else None) or claim.ready_at or claim.granted_at
     return QueueEntry(
         name=_seen(run.name if run is not None else claim.name),
-        user=_user(claim, run),
+        user=user_of(claim, run),
         state=_state(claim, run),
         is_waiting=waits,
         size=claim.size,
@@ -169,6 +171,7 @@ def _claim_entry(claim: ClaimBody, run: RunBody | None) -> QueueEntry:
         run=run.id if run is not None else None,
         claim=claim.id,
         idle=run.idle if run is not None else None,
+        labels=(run.labels or None) if run is not None else None,
     )
 
 
@@ -192,6 +195,7 @@ def _run_entry(run: RunBody, claim: ClaimBody | None) -> QueueEntry:
         run=run.id,
         claim=claim.id if claim is not None else None,
         idle=run.idle,
+        labels=run.labels or None,
     )
 
 
@@ -199,7 +203,8 @@ def _seen(name: str) -> str:
     return "" if name == HIDDEN else name
 
 
-def _user(claim: ClaimBody, run: RunBody | None) -> str:
+def user_of(claim: ClaimBody, run: RunBody | None = None) -> str:
+    """The user of a claim: of its run, else the one for whom a program claims."""
     if run is not None:
         return run.subject
     return claim.owner.removeprefix(_USER_OWNERS) if claim.owner.startswith(_USER_OWNERS) else claim.subject

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import TextIO
 
 from moorings.terminal.errors import OutputClosed
-from moorings.terminal.text import escape_controls
+from moorings.terminal.text import cut_text, escape_controls
 
 _COLOURS = {"green": "32", "yellow": "33", "red": "31", "grey": "90"}
 _SIGNS = {"…": "...", "✓": "ok", "→": "->"}
@@ -143,8 +143,8 @@ class Console:
     def write_live(self, text: str) -> None:
         """Replace the last line of the terminal with ``text``; empty text clears it."""
         width = _columns(sys.stderr) or 80
-        shown = self.replace_symbols(escape_controls(text), sys.stderr)
-        sys.stderr.write("\r\x1b[K" + shown[: width - 1])
+        shown = cut_text(escape_controls(text), width - 1, unicode=_takes_unicode(sys.stderr))
+        sys.stderr.write("\r\x1b[K" + self.replace_symbols(shown, sys.stderr))
         sys.stderr.flush()
 
     def paint(self, text: str, colour: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from datetime import datetime
 
 from moorings.client.client import Client
 from moorings.client.requests import EventFilter
@@ -22,7 +23,7 @@ from moorings.terminal.durations import Deadline
 from moorings.terminal.progress import Progress
 from moorings.wire.codec import parse_time
 from moorings.wire.errors import ExitCode
-from moorings.wire.shapes import ClaimBody, RunBody
+from moorings.wire.shapes import ClaimBody, ReasonBody, RunBody
 from moorings.workloads.runs import ENDED as RUN_ENDED
 from moorings.workloads.runs import RunState
 
@@ -167,9 +168,8 @@ class RunFollower:
     def _wait_in_queue(self, run: RunBody) -> None:
         """Wait until the run has left the queue of its engine's scheduler; report why it waits there."""
         while run.state == RunState.WAITING:
-            self._progress.show_waiting(
-                f"{run.id}: {run.reason.sentence if run.reason else f'submitted to {run.engine}'}"
-            )
+            why = format_wait(run.reason, run.position) if run.reason else f"submitted to {run.engine}"
+            self._progress.show_waiting(f"{run.id}: {why}")
             run = self._client.get_run(run.id, wait_s=TURN_FRESH_S)
         self._progress.clear()
 
@@ -253,10 +253,23 @@ def has_reached(claim: ClaimBody, until: str) -> bool:
 
 
 def waiting_text(claim: ClaimBody) -> str:
-    """Why a claim waits, as a sentence: the controller's reason and the place in the queue."""
-    message = claim.reason.sentence if claim.reason is not None else f"waits for {claim.size} devices"
-    place = f" (position {claim.position})" if claim.position is not None else ""
-    return message + place
+    """Why a claim waits, as ``format_wait`` says it."""
+    message = f"waits for {claim.size} devices"
+    return format_wait(claim.reason or ReasonBody(code="pool.full", message=message), claim.position)
+
+
+def format_wait(reason: ReasonBody, position: int | None) -> str:
+    """Why something waits. Its place in the queue and the time come first: a narrow terminal cuts the rest."""
+    known = [f"position {position}"] if position is not None else []
+    if reason.until:
+        known.append(f"expected by {_local_time(reason.until)}")
+    return ": ".join(filter(None, (", ".join(known), reason.message)))
+
+
+def _local_time(text: str) -> str:
+    """An API time on the clock of this machine; with its day if that is not today."""
+    at = datetime.fromisoformat(text).astimezone()
+    return at.strftime("%H:%M:%S" if at.date() == datetime.now(at.tzinfo).date() else "%Y-%m-%d %H:%M")
 
 
 def run_end_text(run: RunBody) -> str:

@@ -46,7 +46,7 @@ class ClaimRequest:
     priority: int = 0
     time_limit_s: float | None = None
     preemptible: bool = False
-    checkpoint: CheckpointShape = field(default_factory=CheckpointShape)
+    checkpoint: CheckpointShape = CheckpointShape()
     lease_s: float | None = None
     queue: str = "wait"
     waiting_since: str | None = None
@@ -101,12 +101,12 @@ class JobShape:
     workdir: str
     environment: Mapping[str, str] = field(default_factory=dict)
     tasks: int = 1
-    accelerators: AcceleratorsShape = field(default_factory=AcceleratorsShape)
-    resources: ResourcesShape = field(default_factory=ResourcesShape)
+    accelerators: AcceleratorsShape = AcceleratorsShape()
+    resources: ResourcesShape = ResourcesShape()
     project: str = "default"
     priority: int = 0
     time_limit_s: float | None = None
-    checkpoint: CheckpointShape = field(default_factory=CheckpointShape)
+    checkpoint: CheckpointShape = CheckpointShape()
     checkpoint_directory: str | None = None
     image: str | None = None
     labels: Mapping[str, str] | None = None
@@ -313,7 +313,7 @@ class ClaimBody:
     attempt: int
     created_at: str
     resources: Mapping[str, int] = field(default_factory=dict)
-    checkpoint: CheckpointShape = field(default_factory=CheckpointShape)
+    checkpoint: CheckpointShape = CheckpointShape()
     pool: str | None = None
     partition: str | None = None
     partition_id: str | None = None

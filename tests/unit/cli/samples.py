@@ -1,5 +1,7 @@
 """One fleet as the API shows it, for every table: a full pool and a broken one, what waits, runs, has ended."""
 
+from datetime import datetime
+
 from moorings.cli.queue_entries import build_queue
 from moorings.core.model.timestamps import Timestamp
 from moorings.wire.codec import parse_time
@@ -22,10 +24,8 @@ from moorings.wire.shapes import (
     TopologyShape,
 )
 
-WAITS = (
-    "waits for 16 devices in pod64: 28 of 64 free, largest block 8;"
-    " until 2026-01-31T13:30:00Z at the latest (position 2)"
-)
+EXPECTED = datetime.fromisoformat("2026-01-31T13:30:00Z").astimezone().strftime("%Y-%m-%d %H:%M")
+WAITS = f"position 2, expected by {EXPECTED}: waits for 16 devices in pod64: 28 of 64 free, largest block 8"
 NOW: Timestamp = parse_time("2026-01-31T12:00:00Z")
 FULL = ReasonBody(
     code="pool.full",
@@ -169,7 +169,15 @@ QUEUED_CLAIMS = (
 QUEUED_RUNS = (
     run(started_at="2026-01-31T11:31:00.000000Z", idle=IDLE),
     run("run-late", "a-sweep-over-the-learning-rates", state="WAITING", claim="claim-late", reason=FULL, position=2),
-    run("run-first", "first", state="WAITING", subject="bob", claim="claim-first", reason=FULL, position=1),
+    run(
+        *("run-first", "first"),
+        state="WAITING",
+        subject="bob",
+        claim="claim-first",
+        reason=FULL,
+        position=1,
+        labels={"team": "nlp"},
+    ),
     run("run-ended", claim="claim-that-has-ended-since"),
     run("run-paused", state="PAUSED", claim=None),
     run(

@@ -442,7 +442,14 @@ def test_logs_come_as_they_are(server, capfdbinary):
     assert server.seen[0].query == {"task": "1"}
 
 
+def nothing_runs_or_waits(server):
+    """Names are looked up among what has not ended first."""
+    server.on("GET", "/v1/runs", listing("Run", []))
+    server.on("GET", "/v1/claims", listing("Claim", []))
+
+
 def test_cancel_waits_for_the_end(server, moor):
+    nothing_runs_or_waits(server)
     server.on("POST", "/v1/runs/digits/cancel", body(samples.run(state="STOPPING")))
     server.on("GET", "/v1/runs/run-7f3kq2m4xw2a", body(samples.run(state="CANCELLED", exit_code=143)))
     code, out, err = moor("cancel", "digits")
@@ -533,6 +540,7 @@ def test_resume_means_a_run_unless_a_noun_says_otherwise(server, moor):
 
 
 def test_wait_gives_the_runs_own_exit_code(server, moor):
+    nothing_runs_or_waits(server)
     server.on("GET", "/v1/runs/digits", body(samples.RUNS[1]))
     server.on("GET", "/v1/runs/run-waits4567abc", body(samples.RUNS[1]), body(samples.run(state="FAILED", exit_code=9)))
     code, out, err = moor("wait", "digits")
@@ -541,6 +549,7 @@ def test_wait_gives_the_runs_own_exit_code(server, moor):
 
 
 def test_wait_for_a_claim_that_is_no_run(server, moor):
+    nothing_runs_or_waits(server)
     server.on("GET", "/v1/runs/p64", problem("run.unknown", "no run", 404))
     server.on("GET", "/v1/claims/p64", body(samples.CLAIMS[0]))
     server.on("GET", "/v1/claims/claim-p64", body(samples.CLAIMS[0]))
@@ -610,6 +619,7 @@ def test_no_word_of_the_controller_reaches_the_terminal_raw(server, moor):
 
 
 def test_wait_for_what_is_neither(server, moor):
+    nothing_runs_or_waits(server)
     server.on("GET", "/v1/runs/x", problem("run.unknown", "no run", 404))
     server.on("GET", "/v1/claims/x", problem("claim.unknown", "no claim", 404))
     code, _, err = moor("wait", "x")

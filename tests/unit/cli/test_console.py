@@ -1,11 +1,14 @@
 """The terminal and what stands in its place: live lines, plain lines, colours, signs."""
 
 import contextlib
+import fcntl
 import io
 import os
 import pty
 import select
+import struct
 import sys
+import termios
 
 import pytest
 
@@ -42,6 +45,15 @@ def test_on_a_terminal_one_line_lives_and_goes(monkeypatch):
         progress.report("GRANTED")
         text = arrived()
     assert text == "\r\x1b[Kwaits for 16 devices\r\x1b[Kwaits for 8 devices\r\x1b[KGRANTED\r\n"
+
+
+def test_a_live_line_never_wraps_and_its_beginning_stays(monkeypatch):
+    with terminal(monkeypatch) as arrived:
+        fcntl.ioctl(sys.stderr, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 40, 0, 0))
+        Progress(Console({"TERM": "xterm"})).show_waiting(f"run-x: position 12: {'waits ' * 20}")
+        text = arrived()
+    assert text == "\r\x1b[Krun-x: position 12: waits waits waits …"
+    assert len(text.removeprefix("\r\x1b[K")) < 40
 
 
 @pytest.mark.parametrize("environment", [{"TERM": "dumb"}, {"NO_COLOR": "1"}, {"MOORINGS_NO_COLOR": "1"}])

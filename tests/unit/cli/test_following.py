@@ -1,9 +1,19 @@
 """Following: what of an output is new, how an end is told, when a wait is over."""
 
+from datetime import datetime
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorings.terminal.following import LogDeduplicator, has_reached, run_end_text, run_exit_code, waiting_text
+from moorings.terminal.following import (
+    LogDeduplicator,
+    format_wait,
+    has_reached,
+    run_end_text,
+    run_exit_code,
+    waiting_text,
+)
+from moorings.wire.shapes import ReasonBody
 from tests.cases import cases
 from tests.unit.cli import samples
 
@@ -75,6 +85,12 @@ def test_a_wait_says_why_and_where_in_the_queue():
     text = waiting_text(samples.CLAIMS[1])
     assert text == samples.WAITS
     assert waiting_text(samples.claim(state="PENDING")) == "waits for 16 devices"
+
+
+def test_today_is_not_said_with_a_time_of_day():
+    soon = datetime.now().astimezone().replace(hour=12, minute=0, second=0, microsecond=0)
+    text = format_wait(ReasonBody(code="pool.full", message="full", until=soon.isoformat()), 1)
+    assert text == "position 1, expected by 12:00:00: full"
 
 
 @cases(

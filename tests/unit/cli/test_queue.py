@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from moorings.cli import queue_entries
+from moorings.cli.label_selection import parse_label_selectors
 from moorings.cli.output import OutputFormat, TableStyle, render_list
 from moorings.cli.queue_entries import build_queue, select_entries
 from moorings.cli.resources import QUEUE_ENTRIES
@@ -205,6 +206,8 @@ def test_names_are_those_that_other_commands_take(queue, moor):
         (("first",), "run/run-first\n"),
         (("run-first", "claim-byhand"), "claim/byhand\nrun/run-first\n"),
         (("queue/digits",), "run/run-7f3kq2m4xw2a\n"),
+        (("-l", "team=nlp"), "run/run-first\n"),
+        (("--user", "ann", "-l", "team"), ""),
     ],
 )
 def test_what_is_asked_for(queue, moor, words, shown):
@@ -221,12 +224,53 @@ def test_what_is_asked_for(queue, moor, words, shown):
         (("-o", "xml"), 2, "'xml' is no form of output"),
         (("--sort-by", "nope"), 2, "a queue has no field 'nope'"),
         (("--state", "READY"), 2, "No such option"),
+        (("-l", "te am=nlp"), 2, "-l 'te am=nlp': 'te am' is not the key of a label"),
     ],
 )
 def test_wrong_usage(queue, moor, words, code, said):
     got, out, err = moor("get", "queue", *words)
     assert (got, out) == (code, "")
     assert said in err
+
+
+@pytest.mark.parametrize(("words", "subject"), [(("--user", "ann"), "ann"), (("--mine",), "bob")])
+def test_only_runs_of_that_user_are_asked_for(queue, moor, words, subject):
+    assert moor("get", "runs", *words)[0] == 0
+    assert f"subject={subject}" in queue.seen[-1].target
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (("claims", "--user", "carol"), ["claim/byhand"]),
+        (("claims", "--user", "bob", "--project", "default"), ["claim/first"]),
+        (("claims", "--project", "lab"), []),
+        (("runs", "-l", "team=nlp"), ["run/run-first"]),
+        (("runs", "-l", "team!=nlp", "-l", "lead"), []),
+        (("runs", "--project", "lab"), []),
+    ],
+)
+def test_claims_and_runs_of_a_user_a_project_or_a_label(queue, moor, words, shown):
+    code, out, _ = moor("get", *words, "-o", "name")
+    assert (code, out.splitlines()) == (0, shown)
+
+
+@cases(
+    ("selector", "is_met"),
+    [
+        ("team=nlp", True),
+        ("team==nlp", True),
+        ("team=cv", False),
+        ("team!=cv", True),
+        ("lead!=ann", True),
+        ("team", True),
+        ("!team", False),
+        ("!lead, team=nlp", True),
+        ("team,lead", False),
+    ],
+)
+def test_a_label_selector(selector, is_met):
+    assert parse_label_selectors([selector])({"team": "nlp"}) is is_met
 
 
 def test_an_empty_queue(server, moor):

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import click
 
-from moorings.cli.command_tree import NounGroup, examples, name_argument, strip_nouns
+from moorings.cli.command_tree import NounGroup, complete_names, examples, name_argument, strip_nouns
 from moorings.cli.errors import UsageErrorWithHint
+from moorings.cli.named import resolve_any
 from moorings.cli.output import OutputFormat, render_data, render_list
 from moorings.cli.output import describe as described
 from moorings.cli.printing import make_printer, output_option, table_style
@@ -24,6 +25,7 @@ from moorings.workloads.runs import RunState
 
 EVENTS_SHOWN = 20
 CHECKPOINTS_SHOWN = 5
+ANY_NOUN = "run-or-claim"  # of a name without one; no user writes it
 
 
 def _describe(session: CommandContext, noun: str, name: str, output: str | None) -> None:
@@ -163,37 +165,57 @@ def _explain_queued(run: RunBody) -> ExplanationBody:
     return ExplanationBody(claim=run.id, state=run.state, summary=summary, reasons=reasons)
 
 
+def _explain(session: CommandContext, noun: str, ident: str, output: str | None, *, when: bool) -> None:
+    shown = make_printer(session, output, usual="table")
+    run = session.client.get_run(ident) if noun == "run" else None
+    if run is not None and run.claim is None:
+        explanation = _explain_queued(run)
+    else:
+        claim = run.claim if run is not None else None
+        explanation = session.client.explain_claim(claim or _claim_of(session, noun, ident), when=when)
+    if shown.form.name in ("json", "yaml"):
+        document = {"apiVersion": API_VERSION, "kind": "Explanation", **encode(explanation)}
+        session.console.print_data(render_data(document, shown.form, shown.look))
+    else:
+        about = "claim" if run is None or run.claim else "run"
+        session.console.print_data(explanation_text(explanation, session.now(), about))
+
+
+_when = click.option("--when", is_flag=True, help="Also when it starts, and what would let it start now.")
+
+
 def _explain_command(noun: str) -> click.Command:
     @name_argument(noun)
-    @click.option("--when", is_flag=True, help="Also when it starts, and what would let it start now.")
+    @_when
     @output_option
     @click.pass_obj
     def callback(session: CommandContext, name: str, *, when: bool, output: str | None) -> None:
-        shown = make_printer(session, output, usual="table")
-        ident = strip_nouns(noun, [name])[0]
-        run = session.client.get_run(ident) if noun == "run" else None
-        if run is not None and run.claim is None:
-            explanation = _explain_queued(run)
-        else:
-            claim = run.claim if run is not None else None
-            explanation = session.client.explain_claim(claim or _claim_of(session, noun, ident), when=when)
-        if shown.form.name in ("json", "yaml"):
-            document = {"apiVersion": API_VERSION, "kind": "Explanation", **encode(explanation)}
-            session.console.print_data(render_data(document, shown.form, shown.look))
-        else:
-            about = "claim" if run is None or run.claim else "run"
-            session.console.print_data(explanation_text(explanation, session.now(), about))
+        _explain(session, noun, strip_nouns(noun, [name])[0], output, when=when)
 
     text = f"Say why a {noun} is where it is, and what would change that."
     return click.command(noun, cls=NounGroup.command_class, help=text)(callback)
 
 
+@click.command(ANY_NOUN, cls=NounGroup.command_class, hidden=True)
+@click.argument("name", metavar="NAME", shell_complete=complete_names("run", "claim"))
+@_when
+@output_option
+@click.pass_obj
+def _explain_any(session: CommandContext, name: str, *, when: bool, output: str | None) -> None:
+    """Say why a run or a claim is where it is, by name alone."""
+    named = resolve_any(session, name, "moor explain")
+    _explain(session, named.noun, named.ident, output, when=when)
+
+
 explain = NounGroup(
     name="explain",
-    help="Explain why something waits and what would let it start.",
-    epilog=examples("moor explain run digits", "moor explain claim p64 --when", "moor explain slurm 39"),
+    help="Explain why something waits and what would let it start.\n\n"
+    "A name without a noun is that of a run, or of a claim that no run has.",
+    epilog=examples("moor explain digits", "moor explain claim p64 --when", "moor explain slurm 39"),
     no_args_is_help=True,
+    default_noun=ANY_NOUN,
 )
+explain.add_command(_explain_any)
 
 
 def parse_slurm_job(text: str) -> tuple[str, int]:

@@ -18,11 +18,13 @@ from moorings.cli.command_tree import (
     strip_nouns,
 )
 from moorings.cli.commands.events import events
+from moorings.cli.label_selection import parse_label_selectors
 from moorings.cli.output import TableStyle, render_line, render_list
 from moorings.cli.printing import ResourcePrinter, make_printer, output_options
-from moorings.cli.queue_entries import QueueEntry, load_queue, select_entries
+from moorings.cli.queue_entries import QueueEntry, load_queue, select_entries, user_of
 from moorings.cli.resources import CHECKPOINTS, KINDS, QUEUE_ENTRIES, QUOTAS, ResourceKind
 from moorings.client.requests import ClaimFilter, RunFilter
+from moorings.core.model.owners import is_within
 from moorings.terminal.context import CommandContext
 from moorings.terminal.patience import make_patience
 from moorings.terminal.progress import Progress
@@ -43,24 +45,67 @@ _state = click.option(
 )
 
 
+_whose = (
+    click.option("--mine", is_flag=True, help="Only your own."),
+    click.option("--user", metavar="NAME", help="Only of this user."),
+    click.option(
+        "--project",
+        metavar="NAME",
+        help="Only of this project and those below it.",
+        shell_complete=complete_names("project"),
+    ),
+)
+_labels = click.option(
+    "-l",
+    "--selector",
+    "selectors",
+    multiple=True,
+    metavar="LABELS",
+    help="Only with these labels: team=nlp, team!=nlp, team, !team, joined by commas.",
+)
+
+
 def _load_claims(session: CommandContext, filters: Filters) -> Sequence[Any]:
-    return session.client.list_claims(
+    user = _chosen_user(session, filters)
+    claims = session.client.list_claims(
         ClaimFilter(filters["state"], filters["owner"], filters["pool"], all=bool(filters["all"] or filters["state"]))
     )
+    return [
+        claim
+        for claim in claims
+        if (user is None or user_of(claim) == user) and _is_of_project(claim.project, filters["project"])
+    ]
 
 
 def _load_runs(session: CommandContext, filters: Filters) -> Sequence[Any]:
-    runs = session.client.list_runs(RunFilter(filters["state"], all=bool(filters["all"] or filters["state"])))
+    has_labels = parse_label_selectors(filters["selectors"])
+    where = RunFilter(filters["state"], _chosen_user(session, filters), all=bool(filters["all"] or filters["state"]))
+    runs = [
+        run
+        for run in session.client.list_runs(where)
+        if has_labels(run.labels) and _is_of_project(run.job.project, filters["project"])
+    ]
     return _matching(runs, pool=filters["pool"])
 
 
 def _load_queue(session: CommandContext, filters: Filters) -> Sequence[QueueEntry]:
+    has_labels = parse_label_selectors(filters["selectors"])
+    user, client = _chosen_user(session, filters), session.client
+    pool = client.get_pool(filters["pool"]) if filters["pool"] else None
+    entries = select_entries(load_queue(client), user=user, project=filters["project"], pool=pool)
+    return [entry for entry in entries if has_labels(entry.labels)]
+
+
+def _chosen_user(session: CommandContext, filters: Filters) -> str | None:
+    """The user of ``--mine`` or ``--user``; None: everybody."""
     if filters["mine"] and filters["user"]:
         raise click.UsageError("--mine and --user exclude each other")
-    client = session.client
-    user = client.who_am_i().subject if filters["mine"] else filters["user"]
-    pool = client.get_pool(filters["pool"]) if filters["pool"] else None
-    return select_entries(load_queue(client), user=user, project=filters["project"], pool=pool)
+    user: str | None = session.client.who_am_i().subject if filters["mine"] else filters["user"]
+    return user
+
+
+def _is_of_project(project: str, wanted: str | None) -> bool:
+    return wanted is None or is_within(project, wanted)
 
 
 def _load_checkpoints(session: CommandContext, filters: Filters) -> Sequence[Any]:
@@ -86,23 +131,16 @@ _LOADS: dict[str, tuple[Load, Sequence[Callable[[Any], Any]]]] = {
     ),
     "claim": (
         _load_claims,
-        (_pool, _state, click.option("--owner", metavar="PREFIX", help="Only of owners that begin with this."), _all),
-    ),
-    "run": (_load_runs, (_pool, _state, _all)),
-    "queue": (
-        _load_queue,
         (
-            click.option("--mine", is_flag=True, help="Only your own."),
-            click.option("--user", metavar="NAME", help="Only of this user."),
-            click.option(
-                "--project",
-                metavar="NAME",
-                help="Only of this project and those below it.",
-                shell_complete=complete_names("project"),
-            ),
             _pool,
+            _state,
+            click.option("--owner", metavar="PREFIX", help="Only of owners that begin with this."),
+            *_whose,
+            _all,
         ),
     ),
+    "run": (_load_runs, (_pool, _state, *_whose, _labels, _all)),
+    "queue": (_load_queue, (*_whose, _pool, _labels)),
     "checkpoint": (_load_checkpoints, (_all,)),
     "project": (lambda session, _filters: session.client.list_projects(), ()),
     "quota": (lambda session, f: _matching(session.client.list_quotas(), pool=f["pool"]), (_pool,)),
@@ -269,6 +307,7 @@ get = _group(
         "moor get devices --pool pod64 --state DRAINED",
         "moor get claim/p64 -o json",
         "moor get queue --mine",
+        "moor get runs --user ann -l team=nlp",
     ),
 )
 

@@ -82,6 +82,7 @@ class RunCommand(MoorCommand):
 @click.option("--preemptible", is_flag=True, help="The job may be preempted; it resumes later.")
 @click.option("--retries", type=int, metavar="N", help="Resume so often after the loss of its machine or devices (0).")
 @click.option("--env", multiple=True, metavar="NAME[=VALUE]", help="Give the job a variable; PATH it always has.")
+@click.option("--label", multiple=True, metavar="KEY=VALUE", help="Give the run a label, for 'moor get runs -l'.")
 @click.option("--chdir", metavar="DIR", help="Working folder (this one, or the job file's).")
 @click.option(
     "--engine",
@@ -114,6 +115,7 @@ def run(
     preemptible: bool,
     retries: int | None,
     env: tuple[str, ...],
+    label: tuple[str, ...],
     chdir: str | None,
     engine: str,
     image: str | None,
@@ -141,6 +143,7 @@ def run(
         preemptible=preemptible,
         retries=retries,
         environment=env,
+        labels=label,
         workdir=chdir,
         image=image,
     )
@@ -291,6 +294,7 @@ class JobFlags:
     preemptible: bool = False
     retries: int | None = None
     environment: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
     workdir: str | None = None
     image: str | None = None
 
@@ -386,9 +390,18 @@ def _with_flags(job: JobSpec, flags: JobFlags, environment: Mapping[str, str], f
         preemptible=flags.preemptible or job.preemptible,
         retries=flags.retries if flags.retries is not None else job.retries,
         environment={**job.environment, **_variables(flags.environment, environment)},
+        labels={**job.labels, **_labels(flags.labels)},
         workdir=str((folder / flags.workdir).absolute()) if flags.workdir is not None else job.workdir,
         image=flags.image if flags.image is not None else job.image,
     )
+
+
+def _labels(given: Sequence[str]) -> dict[str, str]:
+    pairs = [text.partition("=") for text in given]
+    for key, equals, _ in pairs:
+        if not equals:
+            raise MooringsError("label.invalid", f"--label {key[:80]!r} is not KEY=VALUE", hint="write team=nlp")
+    return {key: value for key, _, value in pairs}
 
 
 def _variables(given: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:

@@ -12,18 +12,21 @@ from moorings.cli.command_tree import (
     examples,
     name_argument,
     names_argument,
-    singular,
     strip_nouns,
 )
+from moorings.cli.confirm import confirm, yes_option
+from moorings.cli.named import resolve_any, resolve_run
+from moorings.client.requests import RunFilter
 from moorings.core.model.claims import ClaimState
 from moorings.core.model.errors import MooringsError
-from moorings.core.model.quantities import duration_text
+from moorings.core.model.quantities import duration_text, join_first
 from moorings.terminal.context import CommandContext
 from moorings.terminal.durations import Deadline
 from moorings.terminal.following import (
     END_WAIT_S,
     REASON_FRESH_S,
     RunFollower,
+    format_wait,
     run_end_text,
     run_exit_code,
     wait_for_claim,
@@ -63,21 +66,55 @@ def logs(session: CommandContext, name: str, *, follow: bool, task: int | None) 
 
 @click.command(
     cls=MoorCommand,
-    help="Stop runs.\n\nTheir processes get TERM, and KILL after the job's grace period. Waits until they have ended.",
-    epilog=examples("moor cancel digits", "moor cancel run-7f3kq2m4xw2a --no-wait"),
+    help="Stop runs.\n\nTheir processes get TERM, and KILL after the job's grace period. Waits until they have ended. "
+    "Of --all and --user it asks first.",
+    epilog=examples(
+        "moor cancel digits", "moor cancel run-7f3kq2m4xw2a --no-wait", "moor cancel --all", "moor cancel --user ann -y"
+    ),
 )
-@names_argument("run", required=True)
+@names_argument("run")
+@click.option("--all", "is_all", is_flag=True, help="All of your own runs.")
+@click.option("--user", metavar="NAME", help="All runs of this user; of others, for admins.")
+@yes_option
 @click.option("--wait/--no-wait", default=True, help="Wait until they have ended (yes).")
 @_timeout
 @click.pass_obj
-def cancel(session: CommandContext, names: Sequence[str], *, wait: bool, timeout: str | None) -> None:
+def cancel(
+    session: CommandContext,
+    names: Sequence[str],
+    *,
+    is_all: bool,
+    user: str | None,
+    yes: bool,
+    wait: bool,
+    timeout: str | None,
+) -> None:
     """Stop runs."""
+    if bool(names) + is_all + (user is not None) != 1:
+        raise click.UsageError("give names of runs, or --all, or --user NAME")
     client, progress = session.client, Progress(session.console)
     limit = Deadline.of(timeout)
-    runs = [client.cancel_run(name) for name in strip_nouns("run", names)]
+    if names:
+        chosen = [resolve_run(session, name, "moor cancel") for name in strip_nouns("run", names)]
+    else:
+        chosen = _confirm_runs(session, user, yes=yes)
+    runs = [client.cancel_run(name) for name in chosen]
     for run in runs:
         ended = _wait_for_end(session, progress, run, limit) if wait else run
         session.console.print_line(f"run/{ended.id} {_cancel_text(ended)}")
+
+
+def _confirm_runs(session: CommandContext, user: str | None, *, yes: bool) -> list[str]:
+    """The ids of all runs of a user (None: the caller) that have not ended, once the caller has confirmed."""
+    user = user or session.client.who_am_i().subject
+    runs = [run for run in session.client.list_runs(RunFilter(subject=user)) if run.state not in ENDED]
+    if not runs:
+        session.console.info(f"No runs of {user} run or wait.")
+        return []
+    named = join_first(f"{run.name} ({run.state})" for run in runs)
+    what = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
+    confirm(session, f"Cancel {what} of {user}: {named}?", lambda: None, yes=yes)
+    return [run.id for run in runs]
 
 
 @click.command(
@@ -99,36 +136,12 @@ def wait(session: CommandContext, name: str, *, until: str | None, timeout: str 
     """Wait for a run's end, or for a claim's partition."""
     limit, progress = Deadline.of(timeout), Progress(session.console)
     session.client.retry_policy = make_patience(progress)
-    noun, ident = _resolve_name(session, name)
-    if noun == "claim":
-        return _wait_for_claim(session, progress, ident, until or "READY", limit)
-    ended = _wait_for_end(session, progress, session.client.get_run(ident), limit)
+    named = resolve_any(session, name, "moor wait")
+    if named.noun == "claim":
+        return _wait_for_claim(session, progress, named.ident, until or "READY", limit)
+    ended = _wait_for_end(session, progress, session.client.get_run(named.ident), limit)
     progress.report(run_end_text(ended))
     return run_exit_code(ended)
-
-
-def _resolve_name(session: CommandContext, name: str) -> tuple[str, str]:
-    """Whether a name means a run or a claim: by its noun, by its id, else a run if there is one."""
-    before, slash, after = name.partition("/")
-    if slash and singular(before) in ("run", "claim"):
-        return singular(before), after
-    if slash:
-        raise click.UsageError(f"{name!r} is neither a run nor a claim")
-    try:
-        return "run", session.client.get_run(name).id
-    except MooringsError as error:
-        if error.code != "run.unknown":
-            raise
-    try:
-        return "claim", session.client.get_claim(name).id
-    except MooringsError as error:
-        if error.code != "claim.unknown":
-            raise
-        raise MooringsError(
-            "run.unknown",
-            f"there is no run or claim {name!r}",
-            hint="see 'moor get runs --all' and 'moor get claims --all'",
-        ) from error
 
 
 def _wait_for_end(session: CommandContext, progress: Progress, run: RunBody, limit: Deadline) -> RunBody:
@@ -151,8 +164,7 @@ def _wait_for_end(session: CommandContext, progress: Progress, run: RunBody, lim
 
 def _state_text(run: RunBody, session: CommandContext) -> str:
     if run.reason is not None and run.started_at is None:
-        place = f" (position {run.position})" if run.position is not None else ""
-        return f"{run.id}: {run.reason.sentence}{place}"
+        return f"{run.id}: {format_wait(run.reason, run.position)}"
     if run.started_at is not None and session.console.err_is_tty:
         from moorings.core.model.timestamps import seconds_between
         from moorings.wire.codec import parse_time

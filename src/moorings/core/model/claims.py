@@ -291,13 +291,18 @@ def check_name(name: str, *, what: str = "claim") -> str:
     return name
 
 
+def is_id(text: str) -> bool:
+    """Whether a text is an id as controllers make them, and so no name that anybody chose."""
+    return bool(_ID.fullmatch(text))
+
+
 def check_new_name(name: str) -> str:
     """``name``, if a user may choose it: it must not have the form of a claim's or run's id.
 
     Raises:
         MooringsError: ``name.invalid``.
     """
-    if _ID.fullmatch(name):
+    if is_id(name):
         raise MooringsError(
             "name.invalid", f"claim name {name!r} has the form of an id", hint="choose a name that says what it is for"
         )
