@@ -36,5 +36,7 @@ def confirm(session: CommandContext, question: str, check_exists: Callable[[], o
             f"there is no terminal to ask at: {question}", hint="say --yes (-y) if that is what you want"
         )
     check_exists()
+    before, session.if_interrupted = session.if_interrupted, "nothing was changed"
     if not click.confirm(escape_controls(question), err=True):
         raise click.Abort
+    session.if_interrupted = before

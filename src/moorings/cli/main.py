@@ -16,6 +16,7 @@ from moorings.core.model.errors import MooringsError
 from moorings.terminal.context import CommandContext
 
 GARBAGE_AFTER = 50_000  # new objects: loading a command makes fewer, none of them garbage
+SIGINT_EXIT = 130  # 128 + 2
 SIGPIPE_EXIT = 141  # 128 + 13, as a shell reports for a command whose reader has gone
 
 root = LazyCommandGroup(
@@ -73,8 +74,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         session.console.error(f"error: {error.format_message()}")
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
-        session.console.error("")
-        return 130
+        if session.console.err_is_tty:
+            session.console.write_live("")  # the terminal has shown ^C behind what stood there
+        session.console.error(session.if_interrupted)
+        return SIGINT_EXIT
     except Exception as error:
         return _failure(session, error)
     finally:

@@ -28,11 +28,13 @@ class CommandContext:
     Attributes:
         environment: the variables it was called with.
         flags: the given global flags, by the setting's name.
+        if_interrupted: what Ctrl-C says has happened, and what goes on.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.environment = environment
         self.flags: dict[str, str] = {}
+        self.if_interrupted = "interrupted"
         self._closing = contextlib.ExitStack()
 
     def close(self) -> None:

@@ -7,8 +7,8 @@ repeated every few seconds only to keep the displayed reason fresh.
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 
 from moorings.client.client import Client
@@ -117,7 +117,7 @@ class RunFollower:
 
     def copy_logs(self, run: RunBody, *, task: int | None = None) -> RunBody:
         """Copy the output to its end; return the run once it has ended."""
-        self._copy = self._copy or LogDeduplicator(woven=task is None and run.job.tasks > 1)
+        self._copy = self._copy or _deduplicator(run, task)
         lost, attempt = self._client.connections_lost, run.attempt
         while True:
             self._copy_stream(run.id, task, self._copy)
@@ -132,6 +132,12 @@ class RunFollower:
                 self._write(chunk)
         self._write(self._copy.finish())
         return run
+
+    def skip_to_last_lines(self, run: RunBody, count: int, *, task: int | None = None) -> None:
+        """Write only the last lines of the present output; ``copy_logs`` then continues behind it."""
+        self._copy = _deduplicator(run, task)
+        for chunk in last_lines(self._new_chunks(run.id, task, self._copy, follow=False), count):
+            self._write(chunk)
 
     def _copy_stream(self, ident: str, task: int | None, copy: LogDeduplicator) -> None:
         """Copy new output until the stream ends, from the beginning again after each lost connection."""
@@ -178,6 +184,26 @@ class RunFollower:
         self._started = True
         if started:
             self._progress.report(f"{run.id}: running")
+
+
+def _deduplicator(run: RunBody, task: int | None) -> LogDeduplicator:
+    return LogDeduplicator(woven=task is None and run.job.tasks > 1)
+
+
+def last_lines(chunks: Iterable[bytes], count: int) -> Iterator[bytes]:
+    """The last lines of an output; what stands behind the last line end counts as one."""
+    lines: deque[bytes] = deque(maxlen=count)
+    rest: list[bytes] = []  # of one line, which may be long
+    for chunk in chunks:
+        first, *others = chunk.split(b"\n")
+        rest.append(first)
+        if others:
+            lines.append(b"".join(rest) + b"\n")
+            lines.extend(line + b"\n" for line in others[:-1])
+            rest = others[-1:]
+    if last := b"".join(rest):
+        lines.append(last)
+    yield from lines
 
 
 def _paused_text(run: RunBody) -> str:

@@ -14,8 +14,10 @@ import yaml
 from moorings.cli.main import main
 from moorings.core.model.timestamps import Timestamp
 from moorings.terminal.console import Console
+from moorings.terminal.following import last_lines
 from moorings.wire.codec import encode, format_time
 from moorings.wire.shapes import CheckpointBody, FindingBody, FindingsBody, PauseBody, ReasonBody
+from tests.cases import cases
 from tests.unit.cli import samples
 from tests.unit.client.recorded import Reply, body, event, listing, problem, server_event
 
@@ -375,6 +377,7 @@ def test_an_answer_of_no_takes_nothing_away(server, moor, monkeypatch):
     server.on("GET", "/v1/keys", as_list("Key", samples.KEYS))
     code, _, err = moor("delete", "key", samples.KEYS[0].id)
     assert code == 130
+    assert err.endswith("nothing was changed\n")
     assert f"Revoke {samples.KEYS[0].id}?" in err
     assert [seen.method for seen in server.seen] == ["GET"]
     assert moor("delete", "key", "key-nope")[0] == 3
@@ -439,6 +442,35 @@ def test_logs_come_as_they_are(server, capfdbinary):
     server.on("GET", "/v1/runs/digits/logs", Reply(chunks=[b"[0] a\n", b"[1] \xff\n"]))
     assert main(["logs", "digits", "--task", "1"]) == 0
     assert capfdbinary.readouterr().out == b"[0] a\n[1] \xff\n"
+    assert server.seen[0].query == {"task": "1"}
+
+
+@cases(
+    ("tail", "shown"),
+    [("0", b""), ("1", b"no end"), ("2", b"c\nno end"), ("3", b"\nc\nno end"), ("9", b"a\nb\n\nc\nno end")],
+)
+def test_the_last_lines_of_an_output(tail, shown):
+    assert b"".join(last_lines([b"a", b"\nb\n\n", b"c\nno", b" end"], int(tail))) == shown
+
+
+def test_of_a_followed_output_only_the_last_lines_and_what_comes_are_shown(server, capfdbinary):
+    running = samples.run(started_at="2026-01-31T11:31:00Z")
+    server.on("GET", "/v1/runs/digits", body(running))
+    server.on("GET", f"/v1/runs/{running.id}", body(samples.run(state="SUCCEEDED", exit_code=0)))
+    server.on(
+        "GET",
+        f"/v1/runs/{running.id}/logs",
+        Reply(chunks=[b"[0] a\n[1] b\n[0] c\n"]),
+        Reply(chunks=[b"[0] a\n[0] c\n[1] b\n", b"[1] d\n"]),
+    )
+    assert main(["logs", "-f", "digits", "--tail", "1"]) == 0
+    assert capfdbinary.readouterr().out == b"[0] c\n[1] d\n"
+
+
+def test_logs_of_a_rank_are_those_of_the_task(server, capfdbinary):
+    server.on("GET", "/v1/runs/digits/logs", Reply(chunks=[b"a\nb\n"]))
+    assert main(["logs", "digits", "--rank", "1", "--tail", "1"]) == 0
+    assert capfdbinary.readouterr().out == b"b\n"
     assert server.seen[0].query == {"task": "1"}
 
 

@@ -204,6 +204,36 @@ def test_a_signal_while_it_waits_cancels_too(server):
     assert err.endswith(f"{RUN}: CANCELLED: cancelled by ann\n")
 
 
+@pytest.mark.parametrize(
+    ("words", "path", "said"),
+    [
+        (("wait", RUN), f"/v1/runs/{RUN}", f"not waited for: it goes on; 'moor wait run/{RUN}' waits again"),
+        (("logs", "-f", RUN), f"/v1/runs/{RUN}/logs", f"no longer followed: 'moor logs -f {RUN}' follows it again"),
+        (("cancel", RUN), f"/v1/runs/{RUN}", f"not waited for; being cancelled: {RUN}"),
+        (("watch", "claims"), "/v1/events", "no longer watched"),
+        (("get", "claims"), "/v1/claims", "interrupted"),
+    ],
+)
+def test_ctrl_c_says_what_goes_on_and_is_130(server, words, path, said):
+    asked, hold = threading.Event(), threading.Event()
+
+    def wait(_seen):
+        asked.set()
+        hold.wait(patient(30))
+        return body(samples.run())
+
+    server.on("GET", f"/v1/runs/{RUN}", body(samples.run()), wait)
+    server.on("POST", f"/v1/runs/{RUN}/cancel", body(samples.run(state="STOPPING")))
+    if words[0] != "wait":
+        server.on("GET", path, wait)
+    with start(server, *words) as moor:
+        assert asked.wait(patient(30))
+        moor.send_signal(signal.SIGINT)
+        _, err = moor.communicate(timeout=patient(60))
+    hold.set()
+    assert (moor.returncode, err.splitlines()[-1]) == (130, said)
+
+
 def test_a_run_that_is_paused_while_it_waits_is_followed_to_its_next_claim(server, moor):
     again = samples.claim("again", state="READY", **{**samples.READY, "partition": "again"}, **samples.TIMES)
     gone = samples.claim("digits", state="CANCELLED")

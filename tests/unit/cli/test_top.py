@@ -279,7 +279,7 @@ def test_the_screen_survives_a_restart_of_the_controller_and_ctrl_c_ends_it_well
     with recorded(port) as again:
         record(again)
         terminal.read_until(" 5 running, 3 waiting\r\n\x1b[K\r\n\x1b[KPOOL")
-        assert terminal.end(signal.SIGINT) == 0
+        assert terminal.end(signal.SIGINT) == 130
     assert terminal.shown.endswith("\x1b[?25h\x1b[?1049l")
 
 

@@ -114,6 +114,7 @@ def _release(
     confirm(session, f"Delete {noun} {', '.join(chosen)}?", lambda: [look(name) for name in chosen], yes=yes)
     released = [(name, release(name)) for name in chosen]
     session.client.retry_policy = make_patience(progress)
+    session.if_interrupted = f"not waited for; being deleted: {noun} {', '.join(chosen)}"
     for name, claim in released:
         if wait:
             _wait_for_end(session, progress, claim, limit)

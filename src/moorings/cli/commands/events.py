@@ -63,6 +63,7 @@ def events(
         return
     look = table_style(session, headers=not no_headers, widths=[])
     newest = found[-1].seq if found else (after or client.last_seq())
+    session.if_interrupted = "no longer watched"
     client.retry_policy = make_patience(Progress(session.console))
     look = _show_batch(shown, found, look)
     for batch in client.watch_events(where, after=newest):

@@ -342,6 +342,7 @@ def watch_items(
         last: the last state of an item that has left the list; None if it is no longer known.
     """
     client = shown.session.client
+    shown.session.if_interrupted = "no longer watched"
     client.retry_policy = make_patience(Progress(shown.session.console))
     before: dict[str, Any] = {}
     look = replace(shown.look, widths=[])

@@ -43,6 +43,7 @@ def pause(
     client, progress, limit = session.client, Progress(session.console), Deadline.of(timeout)
     request = PauseRequest(save_timeout_s=parse_seconds(save_timeout) if save_timeout is not None else None)
     pausing = [client.pause_run(name, request) for name in strip_nouns("run", names)]
+    session.if_interrupted = f"not waited for; being paused: {', '.join(run.id for run in pausing)}"
     code = ExitCode.OK
     for run in pausing:
         reached = _wait_for_pause(session, progress, run, limit) if wait else run

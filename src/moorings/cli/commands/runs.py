@@ -27,6 +27,7 @@ from moorings.terminal.following import (
     REASON_FRESH_S,
     RunFollower,
     format_wait,
+    last_lines,
     run_end_text,
     run_exit_code,
     wait_for_claim,
@@ -45,23 +46,34 @@ _timeout = click.option(
 @click.command(
     cls=MoorCommand,
     help="Show the output of a run.\n\nOf several tasks, each line stands behind its rank in brackets.",
-    epilog=examples("moor logs digits", "moor logs -f run-7f3kq2m4xw2a", "moor logs digits --task 1"),
+    epilog=examples(
+        "moor logs digits",
+        "moor logs -f run-7f3kq2m4xw2a",
+        "moor logs -f digits --tail 20",
+        "moor logs digits --rank 1",
+    ),
 )
 @name_argument("run")
 @click.option("-f", "--follow", is_flag=True, help="Continue until the run has ended.")
-@click.option("--task", type=click.IntRange(min=0), metavar="RANK", help="Only of this task.")
+@click.option("--task", "--rank", "task", type=click.IntRange(min=0), metavar="RANK", help="Only of this task.")
+@click.option("--tail", type=click.IntRange(min=0), metavar="LINES", help="Begin with the last lines of what there is.")
 @click.pass_obj
-def logs(session: CommandContext, name: str, *, follow: bool, task: int | None) -> None:
+def logs(session: CommandContext, name: str, *, follow: bool, task: int | None, tail: int | None) -> None:
     """Show the output of a run."""
     (name,) = strip_nouns("run", [name])
     client, console = session.client, session.console
-    if follow:
-        progress = Progress(console)
-        client.retry_policy = make_patience(progress)
-        RunFollower(client, progress, console.print_bytes).copy_logs(client.get_run(name), task=task)
+    if not follow:
+        chunks = client.logs(name, task=task)
+        for chunk in chunks if tail is None else last_lines(chunks, tail):
+            console.print_bytes(chunk)
         return
-    for chunk in client.logs(name, task=task):
-        console.print_bytes(chunk)
+    progress = Progress(console)
+    client.retry_policy = make_patience(progress)
+    follower, run = RunFollower(client, progress, console.print_bytes), client.get_run(name)
+    session.if_interrupted = f"no longer followed: 'moor logs -f {run.id}' follows it again"
+    if tail is not None and run.started_at is not None:
+        follower.skip_to_last_lines(run, tail, task=task)
+    follower.copy_logs(run, task=task)
 
 
 @click.command(
@@ -99,6 +111,7 @@ def cancel(
     else:
         chosen = _confirm_runs(session, user, yes=yes)
     runs = [client.cancel_run(name) for name in chosen]
+    session.if_interrupted = f"not waited for; being cancelled: {', '.join(run.id for run in runs)}"
     for run in runs:
         ended = _wait_for_end(session, progress, run, limit) if wait else run
         session.console.print_line(f"run/{ended.id} {_cancel_text(ended)}")
@@ -137,6 +150,7 @@ def wait(session: CommandContext, name: str, *, until: str | None, timeout: str 
     limit, progress = Deadline.of(timeout), Progress(session.console)
     session.client.retry_policy = make_patience(progress)
     named = resolve_any(session, name, "moor wait")
+    session.if_interrupted = f"not waited for: it goes on; 'moor wait {named.noun}/{named.ident}' waits again"
     if named.noun == "claim":
         return _wait_for_claim(session, progress, named.ident, until or "READY", limit)
     ended = _wait_for_end(session, progress, session.client.get_run(named.ident), limit)

@@ -49,7 +49,7 @@ def top(session: CommandContext, *, interval: float, once: bool) -> int:
             with console.full_screen():
                 _draw_always(session, shown, interval)
         except Interrupted as error:
-            return 0 if error.name == "SIGINT" else error.exit_code
+            return error.exit_code
 
 
 def _draw_always(session: CommandContext, shown: QueueSnapshot, interval_s: float) -> NoReturn:
