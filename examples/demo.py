@@ -110,7 +110,7 @@ class Demo:
         """
         deadline = time.monotonic() + 30  # the hardware takes its time to remove a partition
         while self.items("partitions") and time.monotonic() < deadline:
-            self.quietly("wait", "claim", self.items("partitions")[0]["claim"], "--for", "ENDED", "--timeout", "20")
+            self.quietly("wait", "claim", self.items("partitions")[0]["claim"], "--for", "ENDED", "--timeout", "20s")
         left = [
             *(f"claim {claim['id']}" for claim in self.items("claims")),
             *(f"partition {partition['name']}" for partition in self.items("partitions")),

@@ -85,7 +85,7 @@ def test_moor_create(forge: Forge, template: Path, tmp_path: Path) -> None:
         v.start()
 
         def words(name: str) -> tuple[str, ...]:
-            return ("create", "claim", name, "--size", "1", "--pool", "slow", "--lease", "5", "--wait")
+            return ("create", "claim", name, "--size", "1", "--pool", "slow", "--lease", "5s", "--wait")
 
         n_acts = acts(v, "dry", *words("dry"))
         assert _kill_everywhere(v, words, n_acts) > n_acts

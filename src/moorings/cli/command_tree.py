@@ -82,7 +82,7 @@ def global_options(*, hidden: bool) -> list[click.Option]:
             "timeout",
             "--request-timeout",
             metavar="DURATION",
-            help="Request timeout; a plain number means seconds (30s).",
+            help="Request timeout, as 90s or 10m (30s).",
         ),
         flag("color", "--color", type=click.Choice(["auto", "always", "never"]), help="Colour the tables."),
         flag("quiet", "--quiet", "-q", is_flag=True, help="Print only errors and warnings to stderr."),

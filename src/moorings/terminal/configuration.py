@@ -14,6 +14,7 @@ from pathlib import Path
 
 from moorings.client.error_text import format_cause
 from moorings.core.model.errors import MooringsError
+from moorings.core.model.quantities import parse_duration_s
 from moorings.core.model.toml_table import TomlTable
 from moorings.privileged import places
 from moorings.terminal.durations import parse_seconds
@@ -78,7 +79,10 @@ class Configuration:
         Raises:
             MooringsError: ``duration.invalid``.
         """
-        return parse_seconds(self.text("timeout"))
+        value = self.values["timeout"]
+        if value.origin.startswith("flag"):
+            return parse_seconds(value.text)
+        return parse_duration_s(value.text, bare_s=1.0)  # files of older releases say 30
 
 
 def flag_of(name: str) -> str:

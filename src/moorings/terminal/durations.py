@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.quantities import parse_duration_s
-from moorings.core.model.timestamps import DAY_S
 
-BARE_S = 1.0
+_BARE = re.compile(r"[0-9]{1,12}(\.[0-9]+)?")
 
 
 def parse_seconds(text: str) -> float:
-    """Seconds in a timeout or a lease; a bare number means seconds, as in the API's ``?wait=60``.
+    """Seconds in a timeout or a lease. A bare number is refused, as in ``--time`` it means minutes; 0 has no unit.
 
     Raises:
         MooringsError: ``duration.invalid``.
     """
-    return parse_duration_s(text, bare_s=BARE_S)
+    _check_unit(text, "s", "m")
+    return parse_duration_s(text)
+
+
+def _check_unit(text: str, *units: str) -> None:
+    if _BARE.fullmatch(text.strip()) and float(text):
+        spellings = " or ".join(f"{text.strip()}{unit}" for unit in units)
+        raise MooringsError("duration.invalid", f"{text[:40]!r} has no unit", hint=f"write {spellings}")
 
 
 def parse_lifetime_s(text: str) -> float:
-    """Seconds for which an access key is valid; a bare number means days; 0 is ``never``: it does not expire.
+    """Seconds for which an access key is valid; 0 is ``never``: it does not expire.
 
     Raises:
         MooringsError: ``duration.invalid``, ``key.invalid``.
@@ -30,7 +37,8 @@ def parse_lifetime_s(text: str) -> float:
         return 0.0
     from moorings.core.model.access import check_lifetime  # which no other command needs
 
-    seconds = parse_duration_s(text, bare_s=DAY_S)
+    _check_unit(text, "d", "h")
+    seconds = parse_duration_s(text)
     if not seconds:  # "at once" must not come to mean "for ever"
         raise MooringsError("duration.invalid", "a key cannot live for no time", hint="write 90d, or never")
     check_lifetime(seconds)

@@ -269,7 +269,7 @@ def test_create_key_shows_the_secret_alone_on_stdout(server, moor):
     assert server.seen[0].json == {"subject": "ann", "role": "agent", "ownerPrefix": "slurm/c1"}
 
 
-@pytest.mark.parametrize(("words", "lifetime_s"), [("90d", 90 * 86_400.0), ("90", 90 * 86_400.0), ("never", 0.0)])
+@pytest.mark.parametrize(("words", "lifetime_s"), [("90d", 90 * 86_400.0), ("never", 0.0)])
 def test_create_key_says_how_long_it_works(server, moor, words, lifetime_s):
     server.on("POST", "/v1/keys", Reply({**encode(samples.KEYS[2]), "secret": "moor_x"}, 201))
     code, _, err = moor("create", "key", "bob", "--expires", words)
@@ -445,6 +445,20 @@ def test_logs_come_as_they_are(server, capfdbinary):
     assert server.seen[0].query == {"task": "1"}
 
 
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (("wait", "x", "--timeout", "10"), "hint: write 10s or 10m\n"),
+        (("create", "claim", "--size", "4", "--lease", "60"), "hint: write 60s or 60m\n"),
+        (("create", "key", "ann", "--expires", "90"), "hint: write 90d or 90h\n"),
+        (("get", "runs", "--request-timeout", "5"), "hint: write 5s or 5m\n"),
+    ],
+)
+def test_a_number_without_a_unit_is_refused_with_both_spellings(moor, words, hint):
+    code, _, err = moor(*words)
+    assert (code, err.endswith(hint)) == (2, True), err
+
+
 @cases(
     ("tail", "shown"),
     [("0", b""), ("1", b"no end"), ("2", b"c\nno end"), ("3", b"\nc\nno end"), ("9", b"a\nb\n\nc\nno end")],
@@ -593,7 +607,7 @@ def test_wait_for_a_claim_that_is_no_run(server, moor):
 def test_a_bare_number_is_seconds_for_waits_and_minutes_for_time_limits(server, moor):
     waiting = samples.claim(state="PENDING")
     server.on("POST", "/v1/claims", Reply(encode(waiting), 201))
-    assert moor("create", "claim", "--size", "4", "--time", "60", "--lease", "60")[0] == 0
+    assert moor("create", "claim", "--size", "4", "--time", "60", "--lease", "60s")[0] == 0
     asked = server.seen[-1].json
     assert (asked["timeLimitS"], asked["leaseS"]) == (3600.0, 60.0)
     server.on("GET", "/v1/claims/p64", body(waiting))

@@ -111,7 +111,13 @@ def test_no_mode_is_proposed_for_what_is_no_file():
     assert "chmod" not in permission_hint(Path("/dev/stdin"), 0o020620)
 
 
-def test_a_bare_timeout_is_seconds(load):
+def test_a_bare_timeout_is_refused_as_a_flag(load):
+    with pytest.raises(MooringsError, match="'5' has no unit") as caught:
+        _ = load({"timeout": "5"}).timeout_s
+    assert caught.value.hint == "write 5s or 5m"
+
+
+def test_a_bare_timeout_is_seconds_elsewhere_as_older_releases_have_it(load):
     assert load(MOORINGS_TIMEOUT="5").timeout_s == 5
     assert load({"timeout": "2m"}).timeout_s == 120
 

@@ -97,7 +97,7 @@ def test_a_program_that_never_saves_has_the_time_of_a_step(server, moor, tmp_pat
     server.on("GET", "/v1/runs/run-7f3kq2m4xw2a", body(samples.run()))
     server.on("POST", "/v1/runs/run-7f3kq2m4xw2a/pause", body(samples.run(state="PAUSED", pause=PAUSE)))
     server.on("POST", "/v1/runs/run-7f3kq2m4xw2a/cancel", body(samples.run(state="STOPPING")))
-    code, out, _ = moor("doctor", "--job", str(tmp_path / "job.toml"), "--works", "0", "--timeout", "9")
+    code, out, _ = moor("doctor", "--job", str(tmp_path / "job.toml"), "--works", "0", "--timeout", "9s")
     assert (code, "there is no checkpoint" in out) == (ExitCode.FINDINGS, True)
     assert server.asked("POST", "/v1/runs/run-7f3kq2m4xw2a/pause")[0].json == {"saveTimeoutS": 9}
 

@@ -66,9 +66,7 @@ _data = click.option("--data", metavar="DIR", help="Its data folder ($MOORINGS_D
 @click.option(
     "--plain-http", is_flag=True, help="Serve other machines without TLS. Access keys can be read on the network."
 )
-@click.option(
-    "--timeout", default=f"{START_S:g}s", metavar="DURATION", help="How long its start may take; bare: seconds (60s)."
-)
+@click.option("--timeout", default=f"{START_S:g}s", metavar="DURATION", help="How long its start may take (60s).")
 @click.pass_obj
 def up(
     session: CommandContext,
@@ -162,7 +160,7 @@ def _report_access(session: CommandContext, url: str, *, system: bool) -> None:
 )
 @_data
 @_system
-@click.option("--timeout", default="15s", metavar="DURATION", help="How long its end may take; bare: seconds (15s).")
+@click.option("--timeout", default="15s", metavar="DURATION", help="How long its end may take (15s).")
 @click.pass_obj
 def down(session: CommandContext, *, data: str | None, system: bool, timeout: str) -> int:
     """Stop the controller on this machine."""

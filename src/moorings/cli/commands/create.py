@@ -34,7 +34,7 @@ _shape = options(
 )
 _wait = click.option("--wait", is_flag=True, help="Wait for room, and until the partition is ACTIVE.")
 _timeout = click.option(
-    "--timeout", metavar="DURATION", help="Give up waiting after this time (bare: seconds), with exit code 124."
+    "--timeout", metavar="DURATION", help="Give up waiting after this time, as 90s or 10m, with exit code 124."
 )
 
 create = NounGroup(
@@ -96,7 +96,7 @@ def create_partition(
 @click.option(
     "--lease",
     metavar="DURATION",
-    help="Release the claim if it is not renewed within this time; bare: seconds (no lease).",
+    help="Release the claim if it is not renewed within this time, as 90s or 10m (no lease).",
 )
 @click.option("--memory", metavar="SIZE", help="Memory of the pool's management node, as 64G.")
 @click.option("--preemptible", is_flag=True, help="The claim may be preempted.")
@@ -151,7 +151,7 @@ def create_claim(
 @click.option(
     "--expires",
     metavar="DURATION",
-    help="It works for so long, as 90d, or never; bare: days (as the controller is set; agents' keys never expire).",
+    help="It works for so long, as 90d, or never (as the controller is set; agents' keys never expire).",
 )
 @output_option
 @click.pass_obj

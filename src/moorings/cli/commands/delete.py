@@ -21,7 +21,7 @@ from moorings.wire.shapes import ClaimBody
 _waiting = options(
     click.option("--wait/--no-wait", default=True, help="Wait until nothing is left (yes)."),
     click.option(
-        "--timeout", metavar="DURATION", help="Give up waiting after this time (bare: seconds), with exit code 124."
+        "--timeout", metavar="DURATION", help="Give up waiting after this time, as 90s or 10m, with exit code 124."
     ),
 )
 

@@ -32,9 +32,9 @@ _LOOK_S = 1.0
     epilog=examples("moor pause digits", "moor pause digits --save-timeout 1h", "moor resume digits"),
 )
 @names_argument("run", required=True)
-@click.option("--save-timeout", metavar="DURATION", help="Longest time to save (bare: seconds; else the job's 'warn').")
+@click.option("--save-timeout", metavar="DURATION", help="Longest time to save (the job's 'warn').")
 @click.option("--wait/--no-wait", default=True, help="Wait until they are paused (yes).")
-@click.option("--timeout", metavar="DURATION", help="Give up after this time (bare: seconds), with exit code 124.")
+@click.option("--timeout", metavar="DURATION", help="Give up after this time, as 90s or 10m, with exit code 124.")
 @click.pass_obj
 def pause(
     session: CommandContext, names: Sequence[str], *, save_timeout: str | None, wait: bool, timeout: str | None

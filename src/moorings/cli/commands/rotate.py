@@ -35,12 +35,12 @@ rotate = NounGroup(
 @click.option(
     "--grace",
     metavar="DURATION",
-    help="The old secret still works for so long, as 1h; bare: seconds; 30d at most (1d).",
+    help="The old secret still works for so long, as 1h; 30d at most (1d).",
 )
 @click.option(
     "--expires",
     metavar="DURATION",
-    help="Another lifetime, as 90d, or never; bare: days; for admins (as long as before).",
+    help="Another lifetime, as 90d, or never; for admins (as long as before).",
 )
 @output_option
 @click.pass_obj

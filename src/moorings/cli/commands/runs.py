@@ -39,7 +39,7 @@ from moorings.wire.shapes import RunBody
 from moorings.workloads.runs import ENDED
 
 _timeout = click.option(
-    "--timeout", metavar="DURATION", help="Give up after this time (bare: seconds), with exit code 124."
+    "--timeout", metavar="DURATION", help="Give up after this time, as 90s or 10m, with exit code 124."
 )
 
 
