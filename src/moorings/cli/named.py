@@ -72,7 +72,7 @@ def _choose(session: CommandContext, name: str, command: str, is_meant: Callable
 
 def _ask(session: CommandContext, name: str, command: str, found: Sequence[QueueEntry]) -> QueueEntry:
     console = session.console
-    several = f"{len(found)} of what runs or waits are called {name!r}"
+    several = f"{len(found)} runs or claims are called {name!r}"
     shown = found[:LISTED_MAX]
     lines = [f"{entry.ident}: {_summary(session, entry)}" for entry in shown]
     if not console.can_ask:

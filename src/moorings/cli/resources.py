@@ -309,7 +309,7 @@ CLAIMS: ResourceKind[ClaimBody] = ResourceKind(
     ClaimBody,
     (
         wide("ID", field_cell("id")),
-        TableColumn("NAME", field_cell("name"), is_narrowed=True),
+        TableColumn("NAME", field_cell("name")),
         TableColumn("OWNER", field_cell("owner"), is_narrowed=True),
         TableColumn("KIND", field_cell("accelerator"), rank=2),
         TableColumn("SIZE", field_cell("size")),
