@@ -1,7 +1,7 @@
 """What people type all day: CPU of ``moor get queue`` as a multiple of the CPU of an interpreter that does nothing.
 
-In turns, so that a busier moment of the machine is in both. Bound: the parser of options and the HTTP client alone, which
-are not ours.
+In turns, so that a busier moment of the machine is in both. Bound: the parser of options and the HTTP client alone,
+which are not ours.
 """
 
 from __future__ import annotations
