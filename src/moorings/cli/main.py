@@ -39,7 +39,7 @@ root = LazyCommandGroup(
     "\b\nmoor up                                    start a controller here\n"
     "moor run --ipus 4 -- python3 train.py      run a job on 4 IPUs of its own\n"
     "moor get partitions                        see what is in use\n"
-    "moor explain run NAME                      ask why it waits",
+    "moor explain NAME                          ask why it waits",
 )
 
 

@@ -38,7 +38,7 @@ def resolve_run(session: CommandContext, name: str, command: str) -> str:
     Raises:
         UsageErrorWithHint: several have it, and there is no terminal to ask at.
     """
-    chosen = _choose(session, name, command, lambda entry: entry.run is not None)
+    chosen = _select_among_active(session, name, command, lambda entry: entry.run is not None)
     return chosen.ident if chosen is not None else name
 
 
@@ -54,10 +54,12 @@ def resolve_any(session: CommandContext, name: str, command: str) -> Named:
         return Named(singular(before), after)
     if slash:
         raise click.UsageError(f"{name!r} is neither a run nor a claim")
-    return _choose(session, name, command, lambda _entry: True) or _find(session, name)
+    return _select_among_active(session, name, command, lambda _entry: True) or _find(session, name)
 
 
-def _choose(session: CommandContext, name: str, command: str, is_meant: Callable[[QueueEntry], bool]) -> Named | None:
+def _select_among_active(
+    session: CommandContext, name: str, command: str, is_meant: Callable[[QueueEntry], bool]
+) -> Named | None:
     if is_id(name):
         return None
     found = [entry for entry in load_queue(session.client) if is_meant(entry) and entry.name == name]
@@ -66,11 +68,11 @@ def _choose(session: CommandContext, name: str, command: str, is_meant: Callable
     if len(found) > 1:  # one's own come first, as for the controller
         me = session.client.who_am_i().subject
         found = [entry for entry in found if entry.user == me] or found
-    entry = found[0] if len(found) == 1 else _ask(session, name, command, found)
+    entry = found[0] if len(found) == 1 else _ask_which(session, name, command, found)
     return Named("run" if entry.run else "claim", entry.ident)
 
 
-def _ask(session: CommandContext, name: str, command: str, found: Sequence[QueueEntry]) -> QueueEntry:
+def _ask_which(session: CommandContext, name: str, command: str, found: Sequence[QueueEntry]) -> QueueEntry:
     console = session.console
     several = f"{len(found)} runs or claims are called {name!r}"
     shown = found[:LISTED_MAX]
