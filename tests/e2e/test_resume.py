@@ -191,13 +191,13 @@ async def test_a_new_run_begins_from_an_earlier_ones_checkpoint(rig: Rig, tmp_pa
     again = (await rig.controller.runs.create_run(BOB, wanted, resume=first.id, resume_from="step-5.pt")).run
     assert (await ended(rig, again)).state is RunState.SUCCEEDED
     assert (await output(rig, again)).decode() == f"from {whole} step 5 with --resume {whole}\n"
-    for caller, more, code in (
-        (BOB, {"resume_from": "step-6.pt"}, "checkpoint.invalid"),  # torn
-        (BOB, {"resume_from": "step-7.pt"}, "checkpoint.invalid"),  # not there
-        (ANN, {}, "run.unknown"),
+    for caller, path, code in (
+        (BOB, "step-6.pt", "checkpoint.invalid"),  # torn
+        (BOB, "step-7.pt", "checkpoint.invalid"),  # not there
+        (ANN, None, "run.unknown"),
     ):
         with pytest.raises(MooringsError) as refused:
-            await rig.controller.runs.create_run(caller, wanted, resume=first.id, **more)
+            await rig.controller.runs.create_run(caller, wanted, resume=first.id, resume_from=path)
         assert refused.value.code == code
     with pytest.raises(MooringsError) as refused:
         await rig.controller.runs.create_run(BOB, replace(wanted, project="default"), resume=first.id)

@@ -12,7 +12,7 @@ from moorings.core.model.serialization import OMIT_IF_DEFAULT
 from moorings.core.model.timestamps import Timestamp
 from moorings.ports.store import Epoch
 from moorings.workloads.jobs import JobSpec
-from moorings.workloads.runs import RunId, RunStatus
+from moorings.workloads.runs import RunId, RunStatus, Submitter
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,7 @@ class RunSubmission:
         epoch: of the submitting controller.
         partition: the id of its partition; None: it has none, or the engine's own scheduler arranges it.
         spool_entry: of the job in the root daemon's spool, on a machine that people share; empty: it is in none.
+        submitter: the person who submits it; None: the engine does.
     """
 
     run: RunId
@@ -42,6 +43,7 @@ class RunSubmission:
     resume_step: int | None = field(default=None, metadata=OMIT_IF_DEFAULT)
     resume_since: Timestamp | None = field(default=None, metadata=OMIT_IF_DEFAULT)
     spool_entry: str = field(default="", metadata=OMIT_IF_DEFAULT)
+    submitter: Submitter | None = field(default=None, metadata=OMIT_IF_DEFAULT)
 
 
 class Engine(Protocol):

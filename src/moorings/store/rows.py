@@ -37,7 +37,7 @@ from moorings.ports.store import EventRow as Numbered
 from moorings.workloads.appliance import ApplianceJobType, WorkflowPart
 from moorings.workloads.checkpoints import RunCheckpoint
 from moorings.workloads.jobs import Accelerators, JobSpec, JobSummary, Resources, summarize_job
-from moorings.workloads.runs import LossRecord, Run, RunId, RunPause, RunState
+from moorings.workloads.runs import LossRecord, Run, RunId, RunPause, RunState, Submitter
 
 Value = str | int | None
 RowTuple = tuple[Value, ...]
@@ -289,6 +289,7 @@ def _checkpoints_text(run: Run) -> str | None:
         "pause": to_plain(run.pause) if run.pause is not None else None,
         "loss_record": to_plain(run.loss_record) if run.loss_record is not None else None,
         "spool_entry": run.spool_entry or None,
+        "submitter": to_plain(run.submitter) if run.submitter is not None else None,
     }
     later = {name: value for name, value in later.items() if value is not None}
     if not run.checkpoints and not run.checkpoint_fault and run.resumed_from is None and not later:
@@ -357,6 +358,7 @@ def parse_run(
         pause=from_plain(RunPause, saved["pause"]) if "pause" in saved else None,
         loss_record=from_plain(LossRecord, saved["loss_record"]) if "loss_record" in saved else None,
         spool_entry=saved.get("spool_entry", ""),
+        submitter=from_plain(Submitter, saved["submitter"]) if "submitter" in saved else None,
     )
 
 

@@ -38,6 +38,7 @@ from moorings.workloads.runs import (
     RunPhase,
     RunState,
     RunStatus,
+    Submitter,
 )
 
 COMMAND_EVENT_CHARS_MAX = 2000
@@ -51,6 +52,7 @@ class CreateRun:
     claim exists already, and stays after the run's end. ``body_bytes``: of the job, of which the log has only a part.
     ``resume_from``: a checkpoint of an earlier run, which its first attempt is given. ``spool_entry``: as in ``Run``.
     ``machine``: with devices, what it needs of the controller's machine; the log has not all of a job.
+    ``submitter``: as in ``Run``.
     """
 
     id: RunId
@@ -64,6 +66,7 @@ class CreateRun:
     resume_from: RunCheckpoint | None = field(default=None, metadata=OMIT_IF_DEFAULT)
     spool_entry: str = field(default="", metadata=OMIT_IF_DEFAULT)
     machine: Mapping[str, int] = field(default_factory=dict, metadata=OMIT_IF_DEFAULT)
+    submitter: Submitter | None = field(default=None, metadata=OMIT_IF_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,6 +383,7 @@ class RunTurn:
             labels=dict(sorted(given.job.labels.items())),
             resumed_from=given.resume_from,
             spool_entry=given.spool_entry,
+            submitter=given.submitter,
         )
         held = self._check_within(given) if given.within else None
         self._check_workflow(given)

@@ -243,6 +243,19 @@ class LossRecord:
     unchanged: int
 
 
+@dataclass(frozen=True, slots=True)
+class Submitter:
+    """The person who submits a run to another scheduler; neither field is proof by itself.
+
+    Attributes:
+        uid: of that person on the cluster, as their ``moor`` says it; a job of another user is never this run's.
+        token_digest: SHA-256 of the token that reports of this run carry, in hexadecimal.
+    """
+
+    uid: int
+    token_digest: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """The record of one run.
@@ -263,6 +276,7 @@ class Run:
         pause: set while it is being paused, and while it is PAUSED; in no other state.
         loss_record: its lost attempts that were retried; None: none was.
         spool_entry: of the job in the root daemon's spool, on a machine that people share; empty: it is in none.
+        submitter: the person whose own ``moor`` submits it; None: its engine does.
     """
 
     id: RunId
@@ -290,6 +304,7 @@ class Run:
     pause: RunPause | None = None
     loss_record: LossRecord | None = None
     spool_entry: str = ""
+    submitter: Submitter | None = None
 
     @property
     def is_ended(self) -> bool:

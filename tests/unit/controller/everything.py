@@ -64,7 +64,7 @@ from moorings.workloads.appliance import APPLIANCE_KIND, ApplianceJobType, Workf
 from moorings.workloads.checkpoints import CheckpointRule, RunCheckpoint
 from moorings.workloads.jobs import Accelerators, JobSpec, Resources, claim_spec_for
 from moorings.workloads.run_turn import CancelRun, CreateRun, LabelRun, PauseRun, ResumeRun, RunIdled, RunRejected
-from moorings.workloads.runs import EndReason, EndRecord, RunId, RunPhase, RunStatus
+from moorings.workloads.runs import EndReason, EndRecord, RunId, RunPhase, RunStatus, Submitter
 from tests.unit.controller.recording import HOUR_S, RELEASED, Story, line_of
 
 POOLS = """\
@@ -546,6 +546,7 @@ class Everything(Story):
             body_bytes=900,
             resume_from=CHECKPOINT,
             spool_entry="1000-0123456789abcdef0123456789abcdef",
+            submitter=Submitter(1000, "0" * 64),
             machine={"cpus": 4},
         )
 

@@ -45,6 +45,7 @@ class Caller:
         key_expires_at: when the presented secret expires; None: never.
         is_key_rotated: whether a rotation has replaced that secret.
         uid: of the person on this machine, as the kernel says it; None: a key proves who it is.
+        run: the only run that it may report on, and nothing else: it holds that run's token; None: it holds a key.
     """
 
     subject: str
@@ -54,6 +55,7 @@ class Caller:
     key_expires_at: Timestamp | None = None
     is_key_rotated: bool = False
     uid: int | None = None
+    run: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
