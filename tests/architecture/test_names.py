@@ -27,7 +27,12 @@ TERMS = {
     "Quota": {"core/scheduling/quotas.py", "wire/shapes.py", "api", "cli"},
     "Reservation": {"slurm", "wire/shapes.py"},
     "Lease": {"kubernetes", "appliance/lease_renewal.py", "core/model/inputs.py"},
-    "Report": {"core/model/queue_reports.py"},
+    "Report": {  # what others say to the controller: agents of their queues, jobs of their runs
+        "core/model/queue_reports.py",
+        "engines/node_report.py",
+        "ports/personal.py",
+        "wire/shapes.py",
+    },
     "Request": {
         "wire",
         "api",

@@ -237,7 +237,7 @@ class _Runs:
 
     def open(self) -> SlurmEngine:
         settings = SlurmEngineSettings(self.folder)
-        return SlurmEngine(settings, SlurmCommands(self.site.cluster.env), WallClock())
+        return SlurmEngine(settings, self.folder, SlurmCommands(self.site.cluster.env), WallClock())
 
     def capture(self, name: str, run: str, job: str | None) -> None:
         """Write down the folder of a run, and how Slurm lists its job."""

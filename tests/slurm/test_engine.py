@@ -68,7 +68,7 @@ class SlurmRig:
 
     async def open(self) -> SlurmEngine:
         settings = SlurmEngineSettings(self.runs, python=self.python)
-        return SlurmEngine(settings, SlurmCommands(self.site.cluster.env), WallClock())
+        return SlurmEngine(settings, self.runs, SlurmCommands(self.site.cluster.env), WallClock())
 
 
 @pytest.fixture

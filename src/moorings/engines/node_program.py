@@ -5,6 +5,7 @@
     python3 ARCHIVE check                 do nothing: this Python will do
     python3 ARCHIVE begin FOLDER START    look, and write what this start of the job resumes from
     python3 ARCHIVE watch FOLDER START    look until WINCH comes (no other signal ends it) or the parent is gone
+    python3 ARCHIVE report FOLDER START   report to the controller until WINCH comes or the parent is gone
     python3 ARCHIVE hear FOLDER START     once there is a file warn.START, warn the programs of the tasks on this node
 
 FOLDER is the attempt's, with ``watched.json`` (``WatchedJob``). The program writes ``checkpoints.json`` there
@@ -33,6 +34,7 @@ from pathlib import Path
 from moorings.core.model.serialization import OMIT_IF_DEFAULT, from_plain, to_plain
 from moorings.core.model.timestamps import Timestamp
 from moorings.engines.checkpoint_watch import SHOWN_MAX, CheckpointRecord, CheckpointStore, CheckpointWatch
+from moorings.engines.node_report import report_until_ended
 from moorings.engines.processes import (
     ProcessTable,
     descendants,
@@ -62,7 +64,8 @@ _MODULES = (
     "core.__init__",
     *(f"core.model.{name}" for name in ("__init__", "devices", "errors", "reasons", "serialization", "state_machine")),
     *(f"core.model.{name}" for name in ("timestamps", "topology")),
-    *(f"engines.{name}" for name in ("__init__", "checkpoint_scan", "checkpoint_watch", "node_program", "processes")),
+    *(f"engines.{name}" for name in ("__init__", "checkpoint_scan", "checkpoint_watch", "node_program", "node_report")),
+    "engines.processes",
     "files",
     "workloads.__init__",
     "workloads.checkpoints",
@@ -184,6 +187,9 @@ def main(words: Sequence[str]) -> None:
     what, folder, start = words[0], Path(words[1]), int(words[2])
     if what == "hear":
         _hear(folder, start)
+        os._exit(0)
+    if what == "report":
+        report_until_ended(folder)
         os._exit(0)
     job = from_plain(WatchedJob, json.loads((folder / "watched.json").read_text()))
     if what == "begin":

@@ -272,21 +272,21 @@ _WIDTH = {column.name: column.width for column in _JOB}
 
 
 def build_jobs(
-    *, license_name: str | None = None, jobs: Sequence[int] = (), user: int | None = None, ended: bool = True
+    *, license_name: str | None = None, jobs: Sequence[int] = (), users: Sequence[int] = (), ended: bool = True
 ) -> list[str]:
     """List the jobs of all users; the filters are squeue's own and combine.
 
     Args:
         license_name: only jobs with this license.
         jobs: only these; an unknown id is an error if it is the only one.
-        user: only this uid's.
+        users: only these uids'.
         ended: also jobs that ended within ``MinJobAge`` (Slurm's default: 5 minutes).
     """
     argv = ["squeue", "--noheader", "--all", f"--Format={build_format(_JOB)}"]
     argv += ["--states=all"] if ended else []
     argv += [f"--licenses={_checked(_LICENSE, license_name)}"] if license_name is not None else []
     argv += [f"--jobs={','.join(str(int(job)) for job in jobs)}"] if jobs else []
-    return [*argv, f"--user={int(user)}"] if user is not None else argv
+    return [*argv, f"--user={','.join(str(int(user)) for user in users)}"] if users else argv
 
 
 def parse_jobs(answer: bytes, *, accounts: bool = True) -> list[JobRecord]:

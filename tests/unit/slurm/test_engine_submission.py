@@ -178,7 +178,7 @@ def test_what_is_otherwise_in_slurm_is_said():
         priority=-5,
         checkpoint=CheckpointContract(resumable=True),
     ).job
-    told = "\n".join(describe_differences(job, SubmitTarget("lab", "ipu", "high"), "moorings"))
+    told = "\n".join(describe_differences(job, SubmitTarget("lab", "ipu", "high"), "the user moorings"))
     assert "a job of the user moorings, account lab, partition ipu, QOS high" in told
     assert "3414 MiB for each of a task's 3" in told
     assert "--nice=5" in told

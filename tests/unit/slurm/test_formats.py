@@ -353,7 +353,7 @@ def test_every_command_is_words_of_ours():
     assert formats.build_requeue(7) == ["scontrol", "requeue", "7"]
     assert formats.build_cancel(7, signal="TERM") == ["scancel", "--signal=TERM", "7"]
     assert formats.build_allow_requeue("7_2") == ["scontrol", "update", "jobid=7_2", "requeue=1"]
-    assert formats.build_jobs(jobs=[1, 2], user=3, ended=False)[-2:] == ["--jobs=1,2", "--user=3"]
+    assert formats.build_jobs(jobs=[1, 2], users=[3], ended=False)[-2:] == ["--jobs=1,2", "--user=3"]
     assert "--states=all" in formats.build_jobs()
 
 

@@ -1,6 +1,6 @@
 # The batch script of a run, after the lines that set: attempt (its folder), tasks, cpus, limit, warn, grace (seconds;
 # empty: none), limit_signals and yield_signals (names, the first choice first), plain_signal, python, program, watched
-# (empty: the job names no folder of checkpoints). POSIX shell: without a Python on the node only its checkpoints are
+# (empty: the job names no folder of checkpoints), reports (empty: the controller sees this folder itself). POSIX shell: without a Python on the node only its checkpoints are
 # not seen, and every program gets plain_signal.
 #
 # It claims the attempt and starts the tasks as one step. It stops them for the first reason to come (a task failed, a
@@ -12,7 +12,7 @@ cd "$attempt" || exit 1
 restart=${SLURM_RESTART_COUNT:-0}
 python=$(command -v "$python" || printf '%s' "$python") # the tasks have another PATH
 step=$SLURM_JOB_ID.0
-stop='' failed='' asked='' over='' slurm='' warn_now='' warned='' killing='' ended='' timers='' watcher=''
+stop='' failed='' asked='' over='' slurm='' warn_now='' warned='' killing='' ended='' timers='' watcher='' reporter=''
 
 trap 'failed=1' PROF # not HUP: a shell under a slurmd that was started with nohup cannot trap that
 trap 'warn_now=1' USR1
@@ -32,8 +32,22 @@ if [ "$owner" != "$SLURM_JOB_ID" ]; then
     exit 0
 fi
 
+await() { # a process of ours, and how many fifths of a second; its exit code, or 1
+    looks=0
+    while kill -0 "$1" 2> /dev/null; do
+        [ "$looks" -lt "$2" ] || return 1
+        looks=$((looks + 1))
+        sleep 0.2 & wait "$!"
+    done
+    wait "$1"
+}
+
 finish() { # reason of the stop
     printf 'restart=%s\nstop=%s\n' "$restart" "$1" > done.draft && mv -f done.draft done
+    [ -n "$reporter" ] || return 0
+    kill -s WINCH "$reporter" 2> /dev/null # what could not be sent stays here, for the person's next moor
+    await "$reporter" 50
+    reporter=''
 }
 
 # Requeued after its end: do nothing twice.
@@ -44,6 +58,10 @@ if [ -e done ]; then
 fi
 rm -rf tasks
 mkdir -p tasks logs
+if [ -n "$reports" ]; then
+    (exec "$python" "$program" report "$attempt" "$restart" 2>> report.log) &
+    reporter=$!
+fi
 if [ -e cancel ]; then
     finish asked
     exit 0
@@ -100,16 +118,6 @@ warn_tasks() { # the programs that handle one of the signals; if a node cannot d
 # What looks at the checkpoints runs in the background, so that signals are noticed meanwhile; no disk holds the job up.
 looks() { # begin or watch
     exec "$python" "$program" "$1" "$attempt" "$restart" 2>> looks.log
-}
-
-await() { # a process of ours, and how many fifths of a second; its exit code, or 1
-    looks=0
-    while kill -0 "$1" 2> /dev/null; do
-        [ "$looks" -lt "$2" ] || return 1
-        looks=$((looks + 1))
-        sleep 0.2 & wait "$!"
-    done
-    wait "$1"
 }
 
 unseen() { # exit code: says why nobody looks at the checkpoints

@@ -14,7 +14,7 @@ import logging
 import os
 import pwd
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -53,6 +53,7 @@ from moorings.slurm.engine.submission import (
     signal_of,
 )
 from moorings.slurm.formats import (
+    AccountedJob,
     JobRecord,
     build_cancel,
     build_history,
@@ -96,25 +97,36 @@ class SlurmEngine(ScheduledEngine):
     """Runs jobs as batch jobs of a Slurm cluster, as the user of this process.
 
     Args:
-        settings: the cluster, and the target of jobs in it.
+        settings: the target of jobs.
+        folder: of the runs; controller or person and the nodes see it under this path.
         slurm: its commands.
         clock: for waiting, and for ends without a recorded time.
+        report_file: content of the file by which a job reports to a controller (``engines.node_report``); None: it does
+            not.
     """
 
     scheduler = "Slurm"
     settle_s = SETTLE_S
 
-    def __init__(self, settings: SlurmEngineSettings, slurm: SlurmCommands, clock: Clock) -> None:
+    def __init__(
+        self,
+        settings: SlurmEngineSettings,
+        folder: Path,
+        slurm: SlurmCommands,
+        clock: Clock,
+        report_file: Callable[[RunSubmission], bytes | None] = lambda _: None,
+    ) -> None:
         super().__init__(clock)
+        self._report_file = report_file
         self._settings = settings
-        self._folder = settings.folder
+        self._folder = folder
         self._slurm = slurm
-        self._fence = FileFence(settings.folder)
+        self._fence = FileFence(folder)
 
     def check_job(self, job: JobSpec) -> Sequence[str]:
         check_job(job)
         self._slurm.check_installed("sbatch")
-        return describe_differences(job, self._settings.target_for(job.project), _own_name())
+        return describe_differences(job, self._settings.target_for(job.project), f"the user {_own_name()}")
 
     async def fence_below(self, epoch: Epoch) -> None:
         with self._as_unavailable(f"{self._folder} cannot be written"):
@@ -141,7 +153,7 @@ class SlurmEngine(ScheduledEngine):
             if held.number >= order.attempt and facts.job is not None:
                 return facts.job
             if facts.submitting and facts.job is None:
-                lost = (await self._list()).find_job(order.run, held, facts)
+                lost = (await self.list_jobs()).find_job(order.run, held, facts)
                 if lost is not None:
                     await asyncio.to_thread(held.write, "job", str(lost.job_id).encode())
                     return lost.job_id
@@ -154,7 +166,7 @@ class SlurmEngine(ScheduledEngine):
             job = order.job
             asked = SubmittedSlurmJob(job.tasks, job.checkpoint.grace_s, job.time_limit_s)
             program = await asyncio.to_thread(self._program)
-            files = build_files(order, attempt.path, self._settings.python, program)
+            files = build_files(order, attempt.path, self._settings.python, program, self._report_file(order))
             await asyncio.to_thread(attempt.save_order, asked, files)
             await asyncio.to_thread(attempt.write, "asked", b"")
             try:
@@ -199,7 +211,7 @@ class SlurmEngine(ScheduledEngine):
         listing, away = None, ""
         if any(facts is not None and facts.submitting and not has_ended(facts) for _, facts in found.values()):
             try:
-                listing = await self._list()
+                listing = await self.list_jobs()
             except MooringsError as error:
                 log.warning("slurm.unseen", extra={"code": error.code, "detail": error.detail})
                 away = f"Slurm cannot be asked: {error.detail}"
@@ -297,13 +309,37 @@ class SlurmEngine(ScheduledEngine):
             return await self._conclude(run, attempt, facts, JobEnd(facts.job, ""))
         return RunStatus(run, RunPhase.UNKNOWN)
 
-    async def _list(self) -> UserJobs:
+    async def find_job(self, run: RunId, listing: UserJobs) -> JobRecord | AccountedJob | None:
+        """Return the job of a run's newest attempt, listed or in the accounting; None: there is none, or none any more.
+
+        An id that was lost is found again by its comment, and recorded.
+
+        Args:
+            run: the run.
+            listing: our user's jobs.
+        """
+        attempt, facts = (await asyncio.to_thread(self._read_attempts, [run]))[run]
+        if attempt is None or facts is None:
+            return None
+        job = listing.find_job(run, attempt, facts)
+        if job is not None:
+            if facts.job is None:
+                await asyncio.to_thread(attempt.write, "job", str(job.job_id).encode())
+            return job
+        if facts.job is None or listing.has_another(facts):
+            return None
+        with contextlib.suppress(MooringsError):  # there is no accounting, or it is down
+            past = parse_history(await self._slurm.run_checked(build_history(facts.job)))
+            return next((each for each in past if each.job_id == facts.job), None)
+        return None
+
+    async def list_jobs(self) -> UserJobs:
         """Return our user's jobs.
 
         Raises:
             MooringsError: ``slurm.*``.
         """
-        return UserJobs(parse_jobs(await self._slurm.run_checked(build_jobs(user=os.getuid()))))
+        return UserJobs(parse_jobs(await self._slurm.run_checked(build_jobs(users=[os.getuid()]))))
 
     # -- stopping ------------------------------------------------------------------------------------------------------
 
@@ -320,7 +356,7 @@ class SlurmEngine(ScheduledEngine):
             await asyncio.to_thread(attempt.write_once, "cancel", " ".join(reason.split()).encode())
             if facts.submitting:
                 try:
-                    await self._stop(run, attempt, facts, await self._list())
+                    await self._stop(run, attempt, facts, await self.list_jobs())
                 except MooringsError as error:
                     if error.code != "slurm.job_unknown":
                         raise _of_engine(error) from error

@@ -42,7 +42,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from moorings.core.model.serialization import from_plain
+from moorings.core.model.serialization import OMIT_IF_DEFAULT, from_plain
 from moorings.core.model.timestamps import Timestamp
 from moorings.engines.checkpoint_watch import CheckpointRecord
 from moorings.engines.node_program import FAULT_CHARS_MAX, read_record
@@ -63,6 +63,7 @@ class SubmittedSlurmJob:
     tasks: int
     grace_s: float
     time_limit_s: float | None = None
+    uid: int | None = field(default=None, metadata=OMIT_IF_DEFAULT)  # of the person who submits it
 
 
 @dataclass(frozen=True, slots=True)

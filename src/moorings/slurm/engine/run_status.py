@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Protocol
 
 from moorings.core.model.quantities import duration_text
 from moorings.core.model.timestamps import Timestamp
 from moorings.slurm.engine.run_folder import SlurmAttemptState, TaskEnd
-from moorings.slurm.formats import JobRecord
 from moorings.slurm.formats import SlurmJobPhase as JobPhase
 from moorings.workloads.runs import CANNOT_START, SIGKILL_EXIT_CODE, EndReason, EndRecord, RunPhase, exit_code
 
@@ -69,7 +69,36 @@ def has_ended(facts: SlurmAttemptState) -> bool:
     return facts.end is not None or (facts.done is not None and facts.done.stop in _BY_STOP)
 
 
-def observe_run(facts: SlurmAttemptState, job: JobRecord | None) -> RunObservation:
+class SlurmJob(Protocol):
+    """What a run's state follows from, of its job in a listing."""
+
+    @property
+    def job_id(self) -> int:
+        """Slurm's id."""
+        ...
+
+    @property
+    def state(self) -> str:
+        """Slurm's word."""
+        ...
+
+    @property
+    def phase(self) -> JobPhase:
+        """Its meaning."""
+        ...
+
+    @property
+    def reason(self) -> str:
+        """Why it waits."""
+        ...
+
+    @property
+    def restarts(self) -> int:
+        """How often it was requeued."""
+        ...
+
+
+def observe_run(facts: SlurmAttemptState, job: SlurmJob | None) -> RunObservation:
     """Return the state of a run.
 
     Args:
@@ -80,6 +109,11 @@ def observe_run(facts: SlurmAttemptState, job: JobRecord | None) -> RunObservati
         return RunObservation.ENDED
     if has_ended(facts):
         return RunObservation.OVER
+    return observe_job(facts, job)
+
+
+def observe_job(facts: SlurmAttemptState, job: SlurmJob | None) -> RunObservation:
+    """Return the state of a run whose own records do not end it; the arguments are as of ``observe_run``."""
     if not facts.submitting or (job is None and facts.job is None):
         return RunObservation.ABSENT  # a submission may still be under way, but never do two jobs run the attempt
     if job is None:
@@ -96,7 +130,7 @@ def phase_of(seen: RunObservation) -> RunPhase:
     return _PHASES[seen]
 
 
-def reason_of(seen: RunObservation, job: JobRecord | None) -> str:
+def reason_of(seen: RunObservation, job: SlurmJob | None) -> str:
     """Return why a run waits, in Slurm's own words."""
     if job is None or seen is not RunObservation.WAITING:
         return ""
@@ -142,6 +176,23 @@ def build_end_record(
         ended_at=max(_end(facts, job, now), began) if began is not None else _end(facts, job, now),
         detail=_detail(ending, facts, first, job, codes),
     )
+
+
+def end_by_slurm(job: JobEnd, status: tuple[int, int], facts: SlurmAttemptState, now: Timestamp) -> EndRecord:
+    """Return how a run ended of which no report has arrived: Slurm's record is all there is.
+
+    Args:
+        job: that record.
+        status: exit code and signal of the script, which ends with the code of its tasks.
+        facts: the state that was reported, without a start.
+        now: the time of an end without a record.
+    """
+    ending = _BY_STATE.get(job.state, EndReason.LOST)
+    code = (128 + status[1] if status[1] else status[0]) or None
+    detail = _detail(ending, facts, None, job, ())
+    if ending is EndReason.EXITED and code is not None:
+        detail = f"job {job.job_id} is {job.state} in Slurm, and sent no report"
+    return EndRecord(ending, exit_code(ending, code), ended_at=_end(facts, job, now), detail=detail)
 
 
 def _end(facts: SlurmAttemptState, job: JobEnd | None, now: Timestamp) -> Timestamp:

@@ -11,7 +11,7 @@ from moorings.core.model.toml_table import TomlTable
 
 DEFAULT_PYTHON = "python3"
 
-_FOLDER = re.compile(r"(/[A-Za-z0-9._@+-]+)+")  # sbatch and srun expand % and \ in the names of output files
+RUNS_FOLDER = re.compile(r"(/[A-Za-z0-9._@+-]+)+")  # sbatch and srun expand % and \ in the names of output files
 _PYTHON = re.compile(r"[A-Za-z0-9_+.-]{1,64}|(/[A-Za-z0-9_+.-]+)+")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _LISTS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}(,[A-Za-z0-9][A-Za-z0-9._-]{0,63})*")
@@ -31,8 +31,8 @@ class SlurmEngineSettings:
     """The cluster.
 
     Attributes:
-        folder: the runs' folder; controller and nodes see it under this path, and the controller's user can write
-            there.
+        folder: the runs' folder; controller and nodes see it under this path, and the controller's user, who submits
+            all jobs, can write there. None: people submit their jobs themselves, each with their own ``moor``.
         conf: the cluster's slurm.conf; None: the default of Slurm's commands.
         default_target: the default target of jobs.
         python: Python 3.11 or later on the nodes, by name or path, which looks at checkpoints there.
@@ -40,7 +40,7 @@ class SlurmEngineSettings:
             listed is the project's name; for the project ``default`` it is the user's own.
     """
 
-    folder: Path
+    folder: Path | None = None
     conf: Path | None = None
     default_target: SubmitTarget = SubmitTarget()
     python: str = DEFAULT_PYTHON
@@ -53,7 +53,8 @@ class SlurmEngineSettings:
         Raises:
             MooringsError: with the table's code, naming file and line.
         """
-        folder = table.matched("folder", _FOLDER, "an absolute path of letters, digits and . _ @ + -")
+        path = "an absolute path of letters, digits and . _ @ + -"
+        folder = table.matched("folder", RUNS_FOLDER, path) if table.has("folder") else None
         conf = table.matched("conf", re.compile(r"/.*"), "an absolute path") if table.has("conf") else None
         usual = _place(table, SubmitTarget())
         python = (
@@ -61,7 +62,13 @@ class SlurmEngineSettings:
         )
         projects = table.named("projects", lambda project: _place(project, usual))
         table.reject_unknown_keys()
-        return cls(Path(folder), Path(conf) if conf is not None else None, usual, python, projects)
+        return cls(
+            Path(folder) if folder is not None else None,
+            Path(conf) if conf is not None else None,
+            usual,
+            python,
+            projects,
+        )
 
     def target_for(self, project: str) -> SubmitTarget:
         """Return the target of a project's jobs."""

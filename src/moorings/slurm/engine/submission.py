@@ -21,6 +21,7 @@ from moorings.engines.launch import (
     warn_signals,
     watched_job,
 )
+from moorings.engines.node_report import SETTINGS_FILE
 from moorings.engines.run_folder import to_json
 from moorings.ports.engine import RunSubmission
 from moorings.slurm.engine.settings import SubmitTarget
@@ -36,6 +37,7 @@ MIB = 1 << 20
 
 # Variables that a POSIX shell, or bash as one, does not let others set.
 _SHELLS_OWN = frozenset({"BASHOPTS", "BASH_VERSINFO", "EUID", "GROUPS", "LINENO", "OPTIND", "PPID", "SHELLOPTS", "UID"})
+_COMMENT = re.compile(r"moorings:([A-Za-z0-9][A-Za-z0-9._-]{0,99})/([0-9]{1,6})")
 _COMPLAINT = re.compile(r"\bsbatch: (?:error: )?")
 _JOB = re.compile(rb"([0-9]{1,10})(;[A-Za-z0-9._-]+)?\s*")
 
@@ -74,11 +76,11 @@ def describe_differences(job: JobSpec, place: SubmitTarget, user: str) -> tuple[
     Args:
         job: the checked job.
         place: its target.
-        user: its user there.
+        user: its user there, in words.
     """
     where = {"account": place.account, "partition": place.partition, "QOS": place.qos}
     named = "".join(f", {key} {value}" for key, value in where.items() if value)
-    differences = [f"in Slurm it is a job of the user {user}{named}, under Slurm's priorities and limits"]
+    differences = [f"in Slurm it is a job of {user}{named}, under Slurm's priorities and limits"]
     if job.time_limit_s is None:
         differences.append("without a time it has the usual limit of Slurm's partition")
     if job.resources.memory_bytes is not None and job.resources.memory_bytes % (job.resources.cpus * MIB):
@@ -111,6 +113,12 @@ def signal_of(name: str) -> str:
 def comment_of(run: RunId, attempt: int) -> str:
     """Return the comment that finds a job after its id was lost."""
     return f"moorings:{run}/{attempt}"
+
+
+def parse_run_comment(comment: str) -> tuple[RunId, int] | None:
+    """Return the run and the attempt in a job's comment, which its user wrote; None: it names none."""
+    found = _COMMENT.fullmatch(comment)
+    return (RunId(found[1]), int(found[2])) if found is not None else None
 
 
 def build_submit(order: RunSubmission, place: SubmitTarget, attempt: Path) -> list[str]:
@@ -180,7 +188,9 @@ def explain_refusal(error: MooringsError, place: SubmitTarget) -> MooringsError 
     return rejected_error(f"Slurm refuses it: {words}", hint)
 
 
-def build_files(order: RunSubmission, attempt: Path, python: str, program: Path) -> dict[str, bytes]:
+def build_files(
+    order: RunSubmission, attempt: Path, python: str, program: Path, report: bytes | None = None
+) -> dict[str, bytes]:
     """Return the files for the nodes, by name.
 
     Args:
@@ -188,6 +198,7 @@ def build_files(order: RunSubmission, attempt: Path, python: str, program: Path)
         attempt: the folder of this attempt, absolute.
         python: what runs the program.
         program: of ``engines.node_program``.
+        report: by which the job reports to a controller; None: it does not.
     """
     job, contract = order.job, order.job.checkpoint
     warn_s = job.time_limit_s - contract.warn_s if job.time_limit_s is not None else 0.0
@@ -204,6 +215,7 @@ def build_files(order: RunSubmission, attempt: Path, python: str, program: Path)
         "python": python,
         "program": str(program),
         "watched": "yes" if job.checkpoint_directory is not None else "",
+        "reports": "yes" if report is not None else "",
     }
     task = {
         "_moorings_attempt": str(attempt),
@@ -216,6 +228,7 @@ def build_files(order: RunSubmission, attempt: Path, python: str, program: Path)
         watched = {"watched.json": to_json(seen)}
     return {
         **watched,
+        **({SETTINGS_FILE: report} if report is not None else {}),
         "batch.sh": _script("batch.sh", batch),
         "task.sh": _script("task.sh", task),
         "environment": _environment(order).encode("utf-8", "surrogateescape"),

@@ -1,0 +1,483 @@
+"""The engine ``slurm`` where people submit their jobs themselves, as the controller sees it (``ports.personal``).
+
+Each person's ``moor`` calls sbatch, so a job has its person's account, home and share. The controller reaches neither
+their folders nor Slurm: it keeps a copy of each attempt's folder, made from reports, and the last listings of agents.
+The copy has the same files as the folder (``run_folder``), so a run's state and its end follow by the same rules. They
+differ in one: a report ends nothing. An end needs Slurm's word, in an agent's listing or else in the person's own.
+
+What is reported is another user's: only files with known names are copied, bounded, and read as foreign data.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from moorings.core.model.claims import CheckpointContract
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.timestamps import Timestamp, seconds_between
+from moorings.engines.launch import rejected_error, unavailable_error
+from moorings.engines.node_report import MIRRORED, OUTPUT_BYTES_MAX
+from moorings.engines.run_folder import AttemptFolder, to_json
+from moorings.engines.scheduled import NewestAttempt, ScheduledEngine
+from moorings.ports.clock import Clock
+from moorings.ports.engine import RunSubmission
+from moorings.ports.personal import (
+    JobAction,
+    JobOrder,
+    ListedJob,
+    ListingReply,
+    PersonalJob,
+    RunReport,
+    SubmissionTarget,
+)
+from moorings.ports.store import Epoch
+from moorings.slurm.engine.run_folder import SlurmAttempt, SlurmAttemptState, SlurmRunFolder, SubmittedSlurmJob
+from moorings.slurm.engine.run_status import (
+    JobEnd,
+    RunObservation,
+    build_end_record,
+    end_by_slurm,
+    observe_job,
+    phase_of,
+    reason_of,
+)
+from moorings.slurm.engine.settings import SlurmEngineSettings
+from moorings.slurm.engine.submission import check_job, describe_differences
+from moorings.slurm.formats import SlurmJobPhase
+from moorings.slurm.formats import phase_of as job_phase_of
+from moorings.workloads.jobs import JobSpec
+from moorings.workloads.runs import RunId, RunPhase, RunStatus
+
+log = logging.getLogger("moorings.slurm.engine")
+
+LISTING_S = 20.0  # for so long an agent's listing counts
+OWN_LISTING_S = 90.0  # and a person's own, which is made less often
+SETTLE_S = 10.0  # after Slurm's end of a job, for a report
+LATE_S = 30.0  # and for the last one of a job that has reported before
+STUCK_S = 60.0  # after its grace period and this, Slurm ends a run that must stop
+FILE_BYTES_MAX = 256 << 10
+LOOKUPS_MAX = 100  # jobs to look up in the accounting, at a time
+
+
+@dataclass(frozen=True, slots=True)
+class SeenJob:
+    """A job of a run in a listing (``run_status.SlurmJob``)."""
+
+    listed: ListedJob
+
+    @property
+    def job_id(self) -> int:
+        """Slurm's id."""
+        return self.listed.job_id
+
+    @property
+    def state(self) -> str:
+        """Slurm's word."""
+        return self.listed.state
+
+    @property
+    def phase(self) -> SlurmJobPhase:
+        """Its meaning."""
+        return job_phase_of(self.listed.state)
+
+    @property
+    def reason(self) -> str:
+        """Why it waits."""
+        return self.listed.reason
+
+    @property
+    def restarts(self) -> int:
+        """How often it was requeued."""
+        return self.listed.restarts
+
+
+@dataclass(frozen=True, slots=True)
+class AgentListing:
+    """The jobs of runs, as one agent listed them at one moment."""
+
+    at: Timestamp
+    uids: frozenset[int]
+    by_attempt: Mapping[tuple[RunId, int, int], Sequence[ListedJob]]  # run, attempt, uid
+
+
+@dataclass(frozen=True, slots=True)
+class FollowedAttempt:
+    """The newest attempt of a run that is looked at, and the state in its copy."""
+
+    attempt: SlurmAttempt
+    state: SlurmAttemptState
+    uid: int
+    seen_by: str  # the agent that has listed its job: queue and instance; empty: none has
+
+
+class PersonalSlurmEngine(ScheduledEngine):
+    """Follows the jobs that people submit to Slurm themselves.
+
+    Args:
+        settings: the target of jobs.
+        folder: for the copies; made if missing.
+        clock: the time.
+    """
+
+    scheduler = "Slurm"
+    settle_s = SETTLE_S
+
+    def __init__(self, settings: SlurmEngineSettings, folder: Path, clock: Clock) -> None:
+        super().__init__(clock)
+        self._settings = settings
+        self._folder = folder
+        self._copying = asyncio.Lock()
+        self._listings: dict[str, AgentListing] = {}
+        self._own: dict[RunId, tuple[Timestamp, ListedJob]] = {}
+        self._past: dict[int, ListedJob] = {}
+        self._followed: dict[RunId, FollowedAttempt] = {}
+        self._orders: dict[RunId, JobOrder] = {}
+        self._lookups: list[JobOrder] = []
+
+    def check_job(self, job: JobSpec) -> Sequence[str]:
+        check_job(job)
+        target = self._settings.target_for(job.project)
+        return describe_differences(job, target, "your own user")
+
+    def target_for(self, project: str) -> SubmissionTarget:
+        """Where a project's jobs go."""
+        place = self._settings.target_for(project)
+        return SubmissionTarget(place.account, place.partition, place.qos, self._settings.python)
+
+    async def fence_below(self, epoch: Epoch) -> None:
+        """Nothing to fence: no controller starts a job here."""
+
+    async def submit(self, order: RunSubmission) -> str:
+        """Begin to follow an attempt, which its person submits."""
+        if order.submitter is None:
+            hint = "start it with 'moor run --engine slurm', where sbatch is installed"
+            raise rejected_error("jobs on this Slurm are submitted by their people, and nobody submits this one", hint)
+        asked = SubmittedSlurmJob(
+            order.job.tasks, order.job.checkpoint.grace_s, order.job.time_limit_s, order.submitter.uid
+        )
+        with self._as_unavailable(f"run {order.run} could not be followed"):
+            await asyncio.to_thread(self._ensure_copy, order.run, order.attempt, asked)
+        self._changed.set()
+        return ""
+
+    def _ensure_copy(self, run: RunId, number: int, asked: SubmittedSlurmJob) -> SlurmAttempt:
+        folder = SlurmRunFolder.find(self._folder, run)
+        if folder is None:
+            raise rejected_error(f"{run[:120]!r} cannot be the id of a run on Slurm")
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        folder.path.mkdir(mode=0o700, exist_ok=True)
+        attempt = folder.attempt(number)
+        if not (attempt.path / "order.json").exists():
+            for path in (attempt.path, attempt.path / "logs", attempt.path / "tasks"):
+                path.mkdir(mode=0o700, exist_ok=True)
+            attempt.write("order.json", to_json(asked))
+        return attempt
+
+    def _ensure_known(self, known: PersonalJob) -> SlurmAttempt:
+        """The copy of an attempt; another controller may have led when it began."""
+        newest = self._newest_copy(known.run)
+        if newest is not None and newest.number >= known.attempt:
+            return newest
+        grace_s = CheckpointContract().grace_s
+        return self._ensure_copy(
+            known.run, known.attempt, SubmittedSlurmJob(known.tasks, grace_s, uid=known.submitter.uid)
+        )
+
+    def _newest_copy(self, run: RunId) -> SlurmAttempt | None:
+        folder = SlurmRunFolder.find(self._folder, run)
+        return folder.newest_attempt() if folder is not None else None
+
+    # -- what is reported --------------------------------------------------------------------------------------------
+
+    async def accept_report(self, known: PersonalJob, report: RunReport) -> dict[int, int]:
+        with self._as_unavailable(f"the report of run {known.run} could not be saved"):
+            async with self._copying:
+                sizes = await asyncio.to_thread(self._copy, known, report)
+        if report.job is not None and report.job.uid == known.submitter.uid:
+            self._own[known.run] = self._clock.now(), report.job
+        self._changed.set()
+        return sizes
+
+    def _copy(self, known: PersonalJob, report: RunReport) -> dict[int, int]:
+        attempt = self._ensure_known(known)
+        tasks = known.tasks
+        if report.attempt == attempt.number:
+            for file in report.files:
+                _check_name(file.name, tasks)
+            if report.present is not None:
+                _remove_others(attempt.path, frozenset(report.present))
+            for part in report.output:
+                if not 0 <= part.task < tasks:
+                    raise MooringsError("report.invalid", f"run {known.run} has no task {part.task}")
+                _append(attempt.log_path(part.task), part.offset, part.data)
+            for file in report.files:
+                _write_copy(attempt.path / file.name, file.text, min(file.modified_at, self._clock.now()))
+            if report.is_abandoned:
+                attempt.write_once("abandoned", b"")
+        return {task: _size(attempt.log_path(task)) for task in range(tasks)}
+
+    async def accept_listing(
+        self,
+        agent: str,
+        known: Sequence[PersonalJob],
+        uids: Sequence[int],
+        jobs: Sequence[ListedJob],
+        past: Sequence[ListedJob],
+    ) -> ListingReply:
+        with self._as_unavailable("a listing could not be taken in"):
+            for each in known:
+                if each.run not in self._followed:  # another controller led before
+                    await asyncio.to_thread(self._ensure_known, each)
+        by_attempt: dict[tuple[RunId, int, int], list[ListedJob]] = {}
+        for job in jobs:
+            by_attempt.setdefault((job.run, job.attempt, job.uid), []).append(job)
+        self._listings[agent] = AgentListing(self._clock.now(), frozenset(uids), by_attempt)
+        self._past |= {job.job_id: job for job in past}
+        self._changed.set()
+        followed = self._followed
+        orders = [order for run, order in self._orders.items() if run in followed]
+        return ListingReply(sorted({each.uid for each in followed.values()}), [*orders, *self._lookups[:LOOKUPS_MAX]])
+
+    # -- observing -----------------------------------------------------------------------------------------------------
+
+    async def observe(self, runs: Sequence[RunId]) -> Sequence[RunStatus]:
+        found = await asyncio.to_thread(self._read_copies, runs)
+        self._followed = {run: each for run, each in found.items() if isinstance(each, FollowedAttempt)}
+        self._lookups = []
+        seen = []
+        for run in runs:
+            each = found[run]
+            if isinstance(each, RunStatus):
+                seen.append(each)
+                continue
+            status = await self._status(run, each)
+            seen.append(await self._of_attempt(status, each.attempt, each.state.checkpoints))
+            if status.phase is RunPhase.ENDED:
+                self._forget(run)
+        return seen
+
+    def _read_copies(self, runs: Sequence[RunId]) -> dict[RunId, FollowedAttempt | RunStatus]:
+        found: dict[RunId, FollowedAttempt | RunStatus] = {}
+        for run in runs:
+            try:
+                attempt = self._newest_copy(run)
+                if attempt is None:
+                    found[run] = RunStatus(run, RunPhase.ABSENT)
+                    continue
+                facts = attempt.read_state()
+                seen_by = attempt.path / "seen_by"
+                text = seen_by.read_text() if seen_by.exists() else ""
+                assert facts.asked.uid is not None, "only personal runs lie here"
+                found[run] = FollowedAttempt(attempt, facts, facts.asked.uid, text)
+            except (OSError, ValueError) as error:
+                log.warning("run.unreadable", extra={"run": run, "detail": str(error)})
+                found[run] = RunStatus(run, RunPhase.UNKNOWN)
+        return found
+
+    async def _status(self, run: RunId, each: FollowedAttempt) -> RunStatus:
+        facts = each.state
+        if facts.end is not None:
+            return self._ended(run, facts.end)
+        agent, listed = self._listed(run, each)
+        if listed is not None and agent:
+            await self._note_seen(each, agent, listed)
+        job = SeenJob(listed) if listed is not None else None
+        if listed is None and each.seen_by and self._is_missing(each):
+            return await self._missing_status(run, each)
+        self._missing.clear(run)
+        if listed is None:
+            return self._unlisted_status(run, each)
+        seen = observe_job(replace(facts, submitting=True, job=listed.job_id), job)
+        reference = str(listed.job_id) if agent else None
+        if seen is RunObservation.OVER:
+            return await self._conclude(run, each, listed)
+        began = facts.began.get(listed.restarts)
+        return RunStatus(run, phase_of(seen), began, reference=reference, reason=reason_of(seen, job))
+
+    def _listed(self, run: RunId, each: FollowedAttempt) -> tuple[str, ListedJob | None]:
+        """The job of an attempt, and the agent that lists it; no agent: its person has listed it."""
+        now = self._clock.now()
+        for agent, listing in self._listings.items():
+            if seconds_between(listing.at, now) > LISTING_S:
+                continue
+            jobs = listing.by_attempt.get((run, each.attempt.number, each.uid), ())
+            for job in jobs:
+                if each.state.job in (None, job.job_id) or len(jobs) == 1:
+                    return agent, job
+        own = self._own.get(run)
+        if own is not None and seconds_between(own[0], now) <= OWN_LISTING_S and own[1].attempt == each.attempt.number:
+            return "", own[1]
+        return "", None
+
+    def _is_missing(self, each: FollowedAttempt) -> bool:
+        """Whether the agent that has listed the job before has listed this user's since, without it."""
+        listing = self._listings.get(each.seen_by)
+        fresh = listing is not None and seconds_between(listing.at, self._clock.now()) <= LISTING_S
+        return fresh and listing is not None and each.uid in listing.uids
+
+    async def _missing_status(self, run: RunId, each: FollowedAttempt) -> RunStatus:
+        """The status of a job that its agent lists no more: it ended long ago, or was lost."""
+        job = each.state.job
+        assert job is not None, "it was listed before"
+        self._lookups.append(JobOrder(run, each.attempt.number, each.uid, JobAction.LOOK_UP, job))
+        past = self._past.get(job)
+        if past is not None and past.ended_at is not None:
+            return await self._conclude(run, each, past)
+        if self._missing.record_miss(run, self._clock.now()):
+            return await self._conclude(run, each, None)
+        return RunStatus(run, RunPhase.UNKNOWN)
+
+    def _unlisted_status(self, run: RunId, each: FollowedAttempt) -> RunStatus:
+        """The status of a job that no listing shows: reports alone end nothing."""
+        facts = each.state
+        if (each.attempt.path / "abandoned").exists() and not facts.claimed and not each.seen_by:
+            return RunStatus(run, RunPhase.ABSENT)
+        if facts.done is not None:
+            return RunStatus(
+                run, RunPhase.UNKNOWN, reason="its job reports its end, and Slurm has not confirmed it yet"
+            )
+        if facts.began:
+            return RunStatus(run, RunPhase.RUNNING, min(facts.began.values()))
+        if each.seen_by or facts.claimed:
+            return RunStatus(run, RunPhase.UNKNOWN)
+        reason = "no listing of Slurm shows its job yet: it is submitted by its person's 'moor'"
+        return RunStatus(run, RunPhase.STARTING, reason=reason)
+
+    async def _note_seen(self, each: FollowedAttempt, agent: str, job: ListedJob) -> None:
+        """Record which agent lists the job: only that one can say that it is gone."""
+        if each.seen_by == agent and each.state.job is not None:
+            return
+
+        def write() -> None:
+            each.attempt.write("job", str(job.job_id).encode())
+            each.attempt.write("seen_by", agent.encode())
+
+        with self._as_unavailable("the id of a job could not be saved"):
+            await asyncio.to_thread(write)
+
+    async def _conclude(self, run: RunId, each: FollowedAttempt, job: ListedJob | None) -> RunStatus:
+        """Record how a run ended; its last report may be late, and one that never started has none."""
+        facts = each.state
+        awaited = job is None or job.was_started
+        if awaited and facts.done is None and not self._has_waited(run, LATE_S if facts.claimed else SETTLE_S):
+            return RunStatus(run, RunPhase.UNKNOWN)
+        number = job.job_id if job is not None else facts.job or 0
+        end = JobEnd(number, job.state, job.ended_at) if job is not None else JobEnd(number, "")
+
+        def write() -> SlurmAttemptState:
+            if job is not None and not facts.claimed and not facts.began:
+                record = end_by_slurm(end, (job.exit_code, job.exit_signal), facts, self._clock.now())
+            else:
+                tasks = each.attempt.tasks(facts.asked)
+                record = build_end_record(facts, tasks, end, each.attempt.last_error_line(), self._clock.now())
+            each.attempt.save_end(record)
+            return each.attempt.read_state()
+
+        try:
+            written = await asyncio.to_thread(write)
+        except (OSError, ValueError) as error:
+            log.warning("run.unsettled", extra={"run": run, "detail": str(error)})
+            return RunStatus(run, RunPhase.UNKNOWN)
+        return self._ended(run, written.end)
+
+    def _has_waited(self, run: RunId, wait_s: float) -> bool:
+        """Whether the end of a run's job was first seen so long ago."""
+        now = self._clock.now()
+        return seconds_between(self._ended_since.setdefault(run, now), now) >= wait_s
+
+    def _forget(self, run: RunId) -> None:
+        self._own.pop(run, None)
+        self._orders.pop(run, None)
+        followed = self._followed.get(run)
+        if followed is not None and followed.state.job is not None:
+            self._past.pop(followed.state.job, None)
+
+    # -- stopping ------------------------------------------------------------------------------------------------------
+
+    async def cancel(self, run: RunId, reason: str) -> None:
+        """Have the agent stop its job; its person's ``moor`` may do so before."""
+        with self._as_unavailable(f"run {run} could not be cancelled"):
+            attempt = await asyncio.to_thread(self._newest_copy, run)
+            if attempt is None:
+                return
+            await asyncio.to_thread(attempt.write_once, "cancel", " ".join(reason.split()).encode())
+            facts = await asyncio.to_thread(attempt.read_state)
+        stuck_s = seconds_between(facts.cancelled_at or self._clock.now(), self._clock.now())
+        is_stuck = stuck_s >= facts.asked.grace_s + STUCK_S
+        if facts.end is None and facts.asked.uid is not None:
+            action = JobAction.END if is_stuck else JobAction.STOP
+            self._orders[run] = JobOrder(run, attempt.number, facts.asked.uid, action)
+        self._changed.set()
+
+    async def _warn_of_pause(self, attempt: AttemptFolder, seen: RunStatus) -> None:
+        followed = self._followed.get(seen.run)
+        if followed is not None and seen.run not in self._orders:
+            self._orders[seen.run] = JobOrder(seen.run, attempt.number, followed.uid, JobAction.WARN)
+
+    async def signal(self, run: RunId, signal_name: str) -> None:
+        """Refused: only its person's ``scancel --signal`` reaches the job."""
+        raise rejected_error(f"run {run} is a job of its person in Slurm", "scancel --signal sends it a signal")
+
+    # -- output --------------------------------------------------------------------------------------------------------
+
+    async def _newest_attempt(self, run: RunId) -> NewestAttempt | None:
+        try:
+            attempt = await asyncio.to_thread(self._newest_copy, run)
+            if attempt is None:
+                return None
+            facts = await asyncio.to_thread(attempt.read_state)
+        except (OSError, ValueError) as error:
+            raise unavailable_error(f"run {run} cannot be looked at now: {error}") from error
+        return NewestAttempt(attempt, facts.asked.tasks, facts.end is not None, facts.asked.grace_s)
+
+    def _engine_error(self, error: MooringsError, what: str) -> MooringsError:
+        return error
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+
+def _check_name(name: str, tasks: int) -> None:
+    found = re.fullmatch(r"tasks/([0-9]{1,6})(\.why)?", name)
+    if MIRRORED.fullmatch(name) is None or (found is not None and int(found[1]) >= tasks):
+        raise MooringsError("report.invalid", f"{name[:80]!r} is no file of an attempt that is reported")
+
+
+def _remove_others(folder: Path, present: frozenset[str]) -> None:
+    """Remove copies of files that are there no more: a later start of the job begins without them."""
+    for path in (*folder.iterdir(), *(folder / "tasks").iterdir()):
+        name = str(path.relative_to(folder))
+        if MIRRORED.fullmatch(name) and name not in present and name != "claimed":
+            path.unlink(missing_ok=True)
+
+
+def _write_copy(path: Path, text: str, modified_at: Timestamp) -> None:
+    content = text.encode("utf-8", "surrogateescape")
+    if len(content) > FILE_BYTES_MAX:
+        raise MooringsError("report.invalid", f"{path.name} has more than {FILE_BYTES_MAX} bytes")
+    draft = path.with_name(f".{path.name}.draft")
+    draft.write_bytes(content)
+    os.utime(draft, ns=(modified_at * 1000, modified_at * 1000))
+    draft.replace(path)
+
+
+def _append(path: Path, offset: int, data: bytes) -> None:
+    """Add output that follows what is known; a part that does not is left out: the answer says where to go on."""
+    size = _size(path)
+    if offset != size or size >= OUTPUT_BYTES_MAX:
+        return
+    with path.open("ab") as file:
+        file.write(data[: OUTPUT_BYTES_MAX - size])
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
