@@ -18,6 +18,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import ErrorDetails
 
+from moorings.controller.personal_runs import LISTED_JOBS_MAX, UIDS_MAX
 from moorings.core.model.access import Role
 from moorings.core.model.claims import QueueMode
 from moorings.core.model.errors import MooringsError
@@ -35,6 +36,9 @@ NUMBER_MAX = (1 << 53) - 1  # the range that JSON carries exactly everywhere; it
 SECONDS_MAX = 1e9
 ENTRIES_MAX = 4096
 POLICY_CHARS_MAX = 65_536
+FILE_CHARS_MAX = 262_144  # of one file in a report of a run
+OUTPUT_CHARS_MAX = 524_288  # of one part of a task's output, in Base64
+REPORTED_FILES_MAX = 65_536
 
 _NO_NUL = r"^[^\x00]*$"
 _Short = Annotated[str, Field(max_length=200, pattern=_NO_NUL)]
@@ -77,6 +81,10 @@ _BOUNDS: Mapping[tuple[str, str], object] = {
     ("ProjectRequest", "members"): _Subjects,
     ("ProjectRequest", "user_limits"): Annotated[Mapping[_Subject, _Whole], Field(max_length=USER_LIMITS_MAX)] | None,
     ("ProjectRequest", "weight"): Annotated[float, Field(gt=0, le=WEIGHT_MAX)],
+    ("ReportedFileShape", "text"): Annotated[str, Field(max_length=FILE_CHARS_MAX)],
+    ("ReportedOutputShape", "data"): Annotated[str, Field(max_length=OUTPUT_CHARS_MAX)],
+    ("RunReportRequest", "present"): Annotated[tuple[_Short, ...], Field(max_length=REPORTED_FILES_MAX)] | None,
+    ("SubmittedJobsRequest", "uids"): Annotated[tuple[_Whole, ...], Field(max_length=UIDS_MAX)],
     ("ShareShape", "blocks"): Annotated[
         Mapping[_SizeText, Annotated[int, Field(ge=1, le=DEVICES_MAX)]], Field(min_length=1, max_length=ENTRIES_MAX)
     ],
@@ -130,7 +138,8 @@ def _bounded(shape: str, name: str, hint: Any) -> Any:  # noqa: ANN401 - type ex
         return _wrapped(cast("type", hint))
     if get_origin(hint) is tuple and dataclasses.is_dataclass(get_args(hint)[0]):
         kind = _wrapped(get_args(hint)[0])
-        return Annotated[tuple[kind, ...], Field(max_length=ENTRIES_MAX)]  # type: ignore[valid-type] # computed
+        most = LISTED_JOBS_MAX if shape == "SubmittedJobsRequest" else ENTRIES_MAX
+        return Annotated[tuple[kind, ...], Field(max_length=most)]  # type: ignore[valid-type] # computed
     if get_origin(hint) in (Union, UnionType):
         options = (option if option is NoneType else _bounded(shape, name, option) for option in get_args(hint))
         return Union[tuple(options)]  # noqa: UP007 - computed

@@ -6,6 +6,7 @@ Field by field: the two sides may drift apart, and mypy finds a line that no lon
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Sequence
 
 from moorings.core.model.claims import AUTO_SIGNAL, CheckpointContract, ClaimId, ClaimSpec, QueueMode
@@ -15,6 +16,7 @@ from moorings.core.model.inputs import DefragmentPool
 from moorings.core.model.projects import Project, ProjectShare, UserLimit
 from moorings.core.model.queue_reports import QueuedJob
 from moorings.core.model.timestamps import Timestamp
+from moorings.ports.personal import ListedJob, ReportedFile, ReportedOutput, RunReport
 from moorings.wire.codec import parse_time
 from moorings.wire.forecasts import DefragmentRequest
 from moorings.wire.shapes import (
@@ -26,9 +28,13 @@ from moorings.wire.shapes import (
     PartitionRequest,
     ProjectRequest,
     QueueRequest,
+    RunReportRequest,
+    SlurmJobShape,
+    SubmitterShape,
 )
 from moorings.workloads.appliance import ApplianceJobType, WorkflowPart
 from moorings.workloads.jobs import Accelerators, JobSpec, Resources
+from moorings.workloads.runs import RunId, Submitter
 
 _NO_TIME_GIVEN = Timestamp(1 << 62)  # the caller replaces it by the current time
 
@@ -208,3 +214,52 @@ def _pool(name: str | None) -> PoolName | None:
 
 def _contract(shape: CheckpointShape) -> CheckpointContract:
     return CheckpointContract(shape.resumable, shape.warn_signal or AUTO_SIGNAL, shape.warn_s, shape.grace_s)
+
+
+def submitter(shape: SubmitterShape | None) -> Submitter | None:
+    """The person who submits a run to another scheduler."""
+    return Submitter(shape.uid, shape.token_digest) if shape is not None else None
+
+
+def run_report(request: RunReportRequest) -> RunReport:
+    """The report in ``POST /v1/runs/{id}/report``.
+
+    Raises:
+        MooringsError: ``body.invalid``.
+    """
+    return RunReport(
+        attempt=request.attempt,
+        files=[ReportedFile(each.name, each.text, parse_time(each.modified_at)) for each in request.files],
+        present=request.present,
+        output=[ReportedOutput(each.task, each.offset, _bytes(each.data)) for each in request.output],
+        job=listed_job(request.job) if request.job is not None else None,
+        is_abandoned=request.abandoned,
+    )
+
+
+def listed_job(shape: SlurmJobShape) -> ListedJob:
+    """A job in a listing.
+
+    Raises:
+        MooringsError: ``body.invalid``.
+    """
+    return ListedJob(
+        run=RunId(shape.run),
+        attempt=shape.attempt,
+        job_id=shape.job,
+        uid=shape.uid,
+        state=shape.state,
+        reason=shape.reason,
+        restarts=shape.restarts,
+        exit_code=shape.exit_code,
+        exit_signal=shape.exit_signal,
+        was_started=shape.started,
+        ended_at=parse_time(shape.ended_at) if shape.ended_at is not None else None,
+    )
+
+
+def _bytes(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError as error:
+        raise MooringsError("body.invalid", "output.data is no Base64") from error

@@ -34,6 +34,7 @@ from moorings.core.model.timestamps import Timestamp, add_seconds
 from moorings.core.model.topology import AnySubset, Catalogue, PowerOfTwo, Topology
 from moorings.core.scheduling.explain import HIDDEN_RECLAIM
 from moorings.core.scheduling.quotas import ProjectQuota
+from moorings.ports.personal import ListingReply, SubmissionTarget
 from moorings.ports.store import AccessKey, EventRow
 from moorings.wire.codec import format_time
 from moorings.wire.forecasts import (
@@ -58,6 +59,7 @@ from moorings.wire.shapes import (
     ExplanationBody,
     GcdBody,
     IdleBody,
+    JobOrderBody,
     KeyBody,
     PartitionBody,
     PauseBody,
@@ -68,12 +70,15 @@ from moorings.wire.shapes import (
     QuotaBody,
     ReasonBody,
     RunBody,
+    RunReportBody,
     ShareShape,
+    SubmissionBody,
+    SubmittedJobsBody,
     TopologyShape,
 )
 from moorings.workloads.checkpoints import RunCheckpoint
 from moorings.workloads.idleness import Idleness
-from moorings.workloads.runs import RunId, RunPause, RunState, own_checkpoints, resume_point
+from moorings.workloads.runs import Run, RunId, RunPause, RunState, own_checkpoints, resume_point, resume_since
 
 # What the data of events says about claims that are not the event's own, and what others are told instead.
 _OF_OTHERS: Mapping[str, Mapping[str, str | None]] = {
@@ -462,7 +467,36 @@ def run_body(view: RunView) -> RunBody:
         pause=_pause_body(run.pause, is_over=run.state is RunState.PAUSED) if run.pause is not None else None,
         retries_used=run.loss_record.count if run.loss_record is not None else None,
         idle=_idle_body(view.idleness) if view.idleness is not None else None,
+        submission=_submission_body(run, view.submission) if view.submission is not None else None,
     )
+
+
+def _submission_body(run: Run, target: SubmissionTarget) -> SubmissionBody:
+    given = run.resumed_from
+    return SubmissionBody(
+        attempt=run.attempt,
+        account=target.account,
+        partition=target.partition,
+        qos=target.qos,
+        python=target.python,
+        resume_from=given.path if given is not None else None,
+        resume_step=given.step if given is not None else None,
+        resume_since=_time(resume_since(run)),
+    )
+
+
+def run_report_body(run: Run, known: Mapping[int, int]) -> RunReportBody:
+    """The answer to a report of a run."""
+    return RunReportBody(state=run.state, output_bytes={str(task): size for task, size in known.items()})
+
+
+def submitted_jobs_body(reply: ListingReply) -> SubmittedJobsBody:
+    """The answer to an agent's listing of people's jobs."""
+    orders = tuple(
+        JobOrderBody(run=each.run, attempt=each.attempt, uid=each.uid, action=each.action, job=each.job_id)
+        for each in reply.orders
+    )
+    return SubmittedJobsBody(uids=tuple(reply.uids), orders=orders)
 
 
 def _priority(view: RunView) -> int:

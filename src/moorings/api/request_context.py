@@ -209,9 +209,16 @@ class RequestContext:
             return
         secret = parse_bearer(self.headers)
         caller = await self.service.controller.authenticate(secret, after_expiry=self.operation.after_expiry)
+        if caller.run is not None:
+            self._check_run_token(caller.run)
         check_certificate_binding(caller, self.peer, is_forwarded=STANDBY_HEADER in self.headers)
         self._caller = caller
         self.secret = secret
+
+    def _check_run_token(self, run: str) -> None:
+        if not self.operation.takes_run_token or self.path_values.get("id") != run:
+            detail = "the token of a run serves to report on that run, and for nothing else"
+            raise MooringsError("auth.denied", detail, hint="use your access key")
 
     async def authenticate(self) -> Caller:
         """The caller as of now: a key may have been revoked since the request was accepted, or an account closed.

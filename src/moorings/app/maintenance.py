@@ -31,7 +31,7 @@ from moorings.app.settings import Settings, read_settings
 from moorings.app.state_dump import log_state
 from moorings.app.systemd import SystemdNotifier, feed_watchdog
 from moorings.app.tls import TlsContexts, watch_certificates
-from moorings.app.wiring import KUBERNETES_RUNS, Assembly
+from moorings.app.wiring import KUBERNETES_RUNS, SLURM_RUNS, Assembly
 from moorings.controller.retention import RemovedCounts, Retention
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.pools import parse_pools
@@ -223,7 +223,8 @@ async def _prune_runs(kept: MaintenanceContext) -> None:
             shared = local.hold_ended if isinstance(local, SharedEngine) else None
             places: list[tuple[Path, HoldEnded]] = [(kept.runs, shared or LocalRunFolder.hold_ended)]
             if kept.settings.slurm is not None:
-                places.append((kept.settings.slurm.folder, SlurmRunFolder.hold_ended))
+                runs = kept.settings.slurm.folder or kept.shared / SLURM_RUNS
+                places.append((runs, SlurmRunFolder.hold_ended))
             if kept.settings.kubernetes is not None:
                 places.append((kept.shared / KUBERNETES_RUNS, KubernetesRunFolder.hold_ended))
             removed = [

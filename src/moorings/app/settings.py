@@ -211,9 +211,10 @@ class Settings:
     """
 
     slurm: SlurmEngineSettings | None = field(default=None, metadata={})
-    """Table ``[slurm]``, only in the file: a Slurm cluster with IPUs for runs (``moor run --engine slurm``), submitted
-    as the controller's own user, who must not be root. ``folder``: of these runs, under the same path on controller and
-    nodes; ``conf``: the cluster's slurm.conf; ``python``: Python 3.11 or later on the nodes (default: python3), which
+    """Table ``[slurm]``, only in the file: a Slurm cluster with IPUs for runs (``moor run --engine slurm``). Each
+    person's ``moor`` submits them, as that person. With ``folder`` the controller submits them instead, all as its own
+    user, who must not be root; ``folder``: of these runs, under the same path on controller and nodes; ``conf``: the
+    cluster's slurm.conf, for that controller. ``python``: Python 3.11 or later on the nodes (default: python3), which
     looks at checkpoints there; ``account``, ``partition``, ``qos``: of its jobs, and in ``[slurm.projects.NAME]`` those
     of a project's jobs. A project without a table has the account of its name. Default:
     there is no engine ``slurm``.

@@ -38,17 +38,20 @@ from moorings.ports.clock import Clock
 from moorings.ports.driver import Driver
 from moorings.ports.engine import Engine
 from moorings.ports.leadership import Leadership, SingleController
+from moorings.ports.personal import PersonalEngine
 from moorings.ports.store import Store
 from moorings.ports.usage import UsageMeter
 from moorings.privileged import places
 from moorings.slurm.commands import SlurmCommands
 from moorings.slurm.engine.engine import SlurmEngine
+from moorings.slurm.engine.personal import PersonalSlurmEngine
 from moorings.slurm.engine.settings import SlurmEngineSettings
 from moorings.store.log_position import LogPositionFile
 from moorings.store.sqlite import open_sqlite
 from moorings.workloads.idleness import IdleLimits
 
 KUBERNETES_RUNS = "kubernetes-runs"  # in the data folder
+SLURM_RUNS = "slurm-runs"  # likewise; copies of what people's jobs report
 
 
 def read_policy(path: Path | None, usual: Path, *, reserve: bool) -> Policy:
@@ -137,18 +140,19 @@ def check_slurm_user(settings: SlurmEngineSettings | None, user_id: int) -> None
     Raises:
         MooringsError: ``config.invalid``.
     """
-    if settings is not None and user_id == 0:
+    if settings is not None and settings.folder is not None and user_id == 0:
         raise MooringsError(
             "config.invalid",
             "[slurm]: this controller runs as root, and so would everybody's jobs, on every node of the cluster",
-            hint="run it as a user of its own (deploy/systemd does), or leave [slurm] out",
+            hint="leave folder out, so that people submit their jobs themselves, or run it as a user of its own",
         )
 
 
 def make_slurm_engine(settings: SlurmEngineSettings, clock: Clock, environment: Mapping[str, str]) -> SlurmEngine:
     """The engine for that cluster."""
     conf = {"SLURM_CONF": str(settings.conf)} if settings.conf is not None else {}
-    return SlurmEngine(settings, SlurmCommands({**environment, **conf}), clock)
+    assert settings.folder is not None, "else people submit their jobs themselves"
+    return SlurmEngine(settings, settings.folder, SlurmCommands({**environment, **conf}), clock)
 
 
 def make_kubernetes_engine(
@@ -284,7 +288,10 @@ async def assemble(
             engines["local"] = meters["local"] = shared
         elif local_runs:
             engines["local"] = LocalEngine(runs, clock, output_bytes_max)
-        if slurm is not None:
+        personal: dict[str, PersonalEngine] = {}
+        if slurm is not None and slurm.folder is None:
+            engines["slurm"] = personal["slurm"] = PersonalSlurmEngine(slurm, data / SLURM_RUNS, clock)
+        elif slurm is not None:
             engines["slurm"] = make_slurm_engine(slurm, clock, os.environ)
         if kubernetes is not None:
             folder = data / KUBERNETES_RUNS
@@ -305,6 +312,7 @@ async def assemble(
             people=MachinePeople().find_caller if sockets is not None else None,
             handed_in=("local",) if sockets is not None else (),
             admins_only=("local",) if admins_only else (),
+            personal=personal,
         )
         await loop.load()
         undo.pop_all()

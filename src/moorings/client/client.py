@@ -56,7 +56,11 @@ from moorings.wire.shapes import (
     ResumeRequest,
     RotateRequest,
     RunBody,
+    RunReportBody,
+    RunReportRequest,
     RunRequest,
+    SubmittedJobsBody,
+    SubmittedJobsRequest,
     VersionBody,
     YieldRequest,
 )
@@ -183,6 +187,10 @@ class Client:
         """Report the jobs in another scheduler's queue; they replace the last report."""
         return self._call(operations.TELL_QUEUE, body=request)
 
+    def report_jobs(self, queue: str, request: SubmittedJobsRequest) -> SubmittedJobsBody:
+        """Report the jobs of runs that people have submitted to another scheduler themselves."""
+        return self._call(operations.REPORT_JOBS, *queue.split("/", 1), body=request)
+
     def list_queues(self) -> tuple[QueueBody, ...]:
         """All queues of other schedulers, with the jobs that wait there and why."""
         return self._list_all(operations.LIST_QUEUES)
@@ -301,6 +309,10 @@ class Client:
     def get_run(self, ident: str, *, wait_s: float = 0.0) -> RunBody:
         """One run, by id or name; with ``wait_s`` once it has ended, or after that time."""
         return self._call(operations.GET_RUN, ident, wait_s=wait_s)
+
+    def report_run(self, ident: str, request: RunReportRequest) -> RunReportBody:
+        """Report on a run that its person submits."""
+        return self._call(operations.REPORT_RUN, ident, body=request)
 
     def label_run(self, ident: str, request: LabelsRequest) -> RunBody:
         """Change labels of a run that has not ended."""

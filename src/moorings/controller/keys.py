@@ -39,6 +39,7 @@ from moorings.ports.store import AccessKey, Store
 log = logging.getLogger("moorings.controller")
 
 SECRET_CHARS_MAX = 200
+RUN_TOKEN_PREFIX = "moorrun_"  # noqa: S105 - only how one begins
 CACHE_MAX = 4096
 
 
@@ -75,8 +76,10 @@ class AccessKeyManager:
 
         Raises:
             MooringsError: ``auth.invalid``, without saying what is wrong with it; ``auth.expired``, only for a correct
-                secret.
+                secret; ``run.ended``, only for the correct token of a run.
         """
+        if secret.startswith(RUN_TOKEN_PREFIX):
+            return await asyncio.to_thread(self._prove_run, secret)
         known = hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
         caller = self._callers_by_hash.get(known)
         while caller is None:
@@ -108,6 +111,19 @@ class AccessKeyManager:
             if key.previous_digest is not None and hmac.compare_digest(digest, key.previous_digest):
                 return replace(caller, key_expires_at=key.previous_valid_until, is_key_rotated=True)
         raise MooringsError("auth.invalid", "the access key is not valid", hint="ask an admin for a new one")
+
+    def _prove_run(self, token: str) -> Caller:
+        """The caller that holds the token of a run: ``moorrun_<run>_<secret>``."""
+        ident, _, secret = token[:SECRET_CHARS_MAX].removeprefix(RUN_TOKEN_PREFIX).rpartition("_")
+        run = self._store.get_run(ident)
+        digest = hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
+        if run is None or run.id != ident or run.submitter is None:
+            raise _invalid_run_token()
+        if not hmac.compare_digest(digest, run.submitter.token_digest):
+            raise _invalid_run_token()
+        if run.is_ended:
+            raise MooringsError("run.ended", f"run {run.id} has ended, and its token with it")
+        return Caller(run.subject, Role.USER, "", f"run:{run.id}", run=run.id)
 
     def _digest(self, secret: str) -> str:
         return hmac.new(self._pepper, secret.encode("utf-8", "surrogateescape"), hashlib.sha256).hexdigest()
@@ -259,3 +275,7 @@ def _replaced(ident: str) -> MooringsError:
         f"access key {ident} was given a new secret, and only that rotates it",
         hint=f"use the new secret; if it is lost, ask an admin: 'moor rotate key {ident}'",
     )
+
+
+def _invalid_run_token() -> MooringsError:
+    return MooringsError("auth.invalid", "the run's token is not valid", hint="it lies in the folder of that run")

@@ -177,6 +177,7 @@ class RunManager:
                 resume_step=given.step if given is not None else None,
                 resume_since=resume_since(run),
                 spool_entry=run.spool_entry,
+                submitter=run.submitter,
             )
             await engine.submit(order)
         finally:
@@ -228,6 +229,8 @@ class RunManager:
             seen = _of_this_attempt(run, seen)
             if seen.phase is RunPhase.ABSENT and seen.run in submitting | self._submitting:
                 continue  # it is being started at this moment
+            if seen.phase is RunPhase.ABSENT and run.submitter is not None and run.reference is not None:
+                continue  # its reports lie with the controller that led before; the next listing shows its job
             if seen.phase is RunPhase.ABSENT and (run.state is RunState.STARTING or run.is_unsubmitted):
                 self._start_action(run)
             elif _is_significant(run, seen):

@@ -9,11 +9,13 @@ import asyncio
 import contextlib
 import heapq
 import logging
+import re
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from moorings.controller.idempotency import check_idempotency_key, request_digest
 from moorings.controller.loop import TurnLoop
+from moorings.controller.personal_runs import PersonalRuns
 from moorings.controller.reasons import ReasonService, partition_of
 from moorings.controller.record_follower import RecordFollower
 from moorings.controller.views import RunView
@@ -39,12 +41,24 @@ from moorings.workloads.appliance import (
 from moorings.workloads.checkpoints import RunCheckpoint
 from moorings.workloads.jobs import JobSpec, check_job, counted_claim_spec, job_size_bytes
 from moorings.workloads.run_turn import CancelRun, CreateRun, LabelRun, PauseRun, ResumeRun, ownership_of_run
-from moorings.workloads.runs import ENDED, Run, RunId, RunPause, RunState, own_checkpoints, resume_point, retry_delay_s
+from moorings.workloads.runs import (
+    ENDED,
+    Run,
+    RunId,
+    RunPause,
+    RunState,
+    Submitter,
+    own_checkpoints,
+    resume_point,
+    retry_delay_s,
+)
 
 log = logging.getLogger("moorings.controller")
 
 _PAGE = 200
 _PAUSED = ENDED | {RunState.PAUSED}
+UID_MAX = (1 << 32) - 1
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 RUNNING_STATES = (RunState.STARTING, RunState.RUNNING, RunState.YIELDING, RunState.STOPPING)
 
 
@@ -52,6 +66,7 @@ class RunService:
     """The use cases of runs.
 
     Args:
+        personal: knows which engines follow jobs that people submit themselves.
         handed_in: the engines that start only what people have handed in to this machine's root daemon.
         admins_only: the engines that start jobs of admins only: theirs would be root's.
     """
@@ -63,6 +78,8 @@ class RunService:
         engines: Mapping[str, Engine],
         ids: Ids,
         reasons: ReasonService,
+        personal: PersonalRuns,
+        *,
         handed_in: Collection[str] = (),
         admins_only: Collection[str] = (),
     ) -> None:
@@ -71,6 +88,7 @@ class RunService:
         self._engines = engines
         self._ids = ids
         self._reasons = reasons
+        self._personal = personal
         self._handed_in, self._admins_only = handed_in, admins_only
         self._follower: RecordFollower[Run] = RecordFollower(lambda run: loop.runs.by_id.get(run.id), store.get_run)
         loop.subscribe(lambda change: self._follower.wake(change.runs, is_reload=change.is_reload))
@@ -86,6 +104,7 @@ class RunService:
         resume: str | None = None,
         resume_from: str | None = None,
         spool_entry: str | None = None,
+        submitter: Submitter | None = None,
     ) -> RunView:
         """A new run, or the earlier run of this caller's ``key``.
 
@@ -98,6 +117,7 @@ class RunService:
             resume: a run whose checkpoint it begins from.
             resume_from: which one, by path; None: the newest whole one.
             spool_entry: the job as its person has handed it in to this machine's root daemon; None: it was not.
+            submitter: the person who submits it; of no effect where the engine does.
 
         Raises:
             MooringsError: ``checkpoint.invalid``, ``run.unknown`` (of ``resume``), ``job.invalid``, ``claim.*``,
@@ -114,6 +134,7 @@ class RunService:
             raise MooringsError("engine.unknown", f"there is no engine {engine[:40]!r}", hint=hint)
         notes = tuple(self._engines[engine].check_job(check_job(job)))
         self._check_person(caller, engine, spool_entry)
+        submitter = self._check_submitter(engine, job, submitter)
         ident = RunId(self._ids.new("run" if job.appliance is None else "wsjob"))
         use = None
         if key is not None:
@@ -138,6 +159,7 @@ class RunService:
             body_bytes=job_size_bytes(job),
             resume_from=await self._resume_point(caller, job, resume, resume_from),
             spool_entry=spool_entry or "",
+            submitter=submitter,
             machine=counted_claim_spec(job).machine if claim is not None and within is None else {},
         )
         run = await self._loop.submit(given, use)
@@ -171,6 +193,21 @@ class RunService:
             if entry_uid(entry) == caller.uid:
                 return
         raise MooringsError("owner.denied", f"{entry[:80]!r} is no job that {caller.subject} has handed in")
+
+    def _check_submitter(self, engine: str, job: JobSpec, submitter: Submitter | None) -> Submitter | None:
+        """The person who submits a job; None: its engine does.
+
+        Raises:
+            MooringsError: ``engine.rejected``, ``job.invalid``.
+        """
+        if self._personal.target(engine, job.project) is None:
+            return None
+        if submitter is None:
+            hint = "start it with 'moor run --engine slurm' of this release, where sbatch is installed"
+            raise MooringsError("engine.rejected", "people submit their jobs to this Slurm themselves", hint=hint)
+        if not 0 < submitter.uid < UID_MAX or not _DIGEST.fullmatch(submitter.token_digest):
+            raise MooringsError("job.invalid", "submitter has no uid, or no digest of a token, that can be one")
+        return submitter
 
     def _folder_notes(self, run: Run, visible: Visibility) -> tuple[str, ...]:
         """A note, if another run that has not ended saves into the same folder of checkpoints."""
@@ -537,7 +574,9 @@ class RunService:
             reason = self._reasons.state_reason(claim, visible)
         partition = self._loop.fleet.partitions.get(partition_of(claim)) if claim is not None else None
         position = wait.position if wait is not None else None
-        return RunView(run, claim, partition, position, reason, idleness=self._loop.runs.idleness(run))
+        target = self._personal.target(run.engine, run.job.project) if run.submitter and run.is_unsubmitted else None
+        idle = self._loop.runs.idleness(run)
+        return RunView(run, claim, partition, position, reason, idleness=idle, submission=target)
 
 
 def _named_checkpoint(run: Run, path: str) -> RunCheckpoint:

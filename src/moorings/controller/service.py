@@ -17,6 +17,7 @@ from moorings.controller.idempotency import check_idempotency_key, request_diges
 from moorings.controller.keys import AccessKeyManager
 from moorings.controller.loop import TurnLoop
 from moorings.controller.metrics import ControllerMetrics, collect_metrics
+from moorings.controller.personal_runs import PersonalRuns
 from moorings.controller.projects import ProjectService
 from moorings.controller.queues import QueueService
 from moorings.controller.reasons import ReasonService, partition_of
@@ -72,6 +73,7 @@ from moorings.core.scheduling.explain import StartOption, explain_wait, list_sta
 from moorings.doctor.findings import build_finding_body
 from moorings.ports.clock import Clock, Ids
 from moorings.ports.engine import Engine
+from moorings.ports.personal import PersonalEngine
 from moorings.ports.store import LOG_START, AccessKey, EventRow, IdempotencyRecord, PageQuery, Seq, Store
 from moorings.wire.codec import format_time
 from moorings.wire.shapes import FindingsBody
@@ -92,6 +94,7 @@ class Controller:
     Args:
         people: finds the caller with a uid of this machine; None: only holders of access keys are known.
         handed_in, admins_only: as in ``RunService``.
+        personal: those of the engines that follow jobs which people submit themselves.
     """
 
     def __init__(
@@ -108,6 +111,7 @@ class Controller:
         people: Callable[[int], Awaitable[Caller]] | None = None,
         handed_in: Collection[str] = (),
         admins_only: Collection[str] = (),
+        personal: Mapping[str, PersonalEngine] | None = None,
     ) -> None:
         self._loop = loop
         self._store = store
@@ -120,7 +124,10 @@ class Controller:
         self.queues = QueueService(loop, clock)
         self.projects = ProjectService(loop, clock)
         self._reasons = ReasonService(loop, hardware, clock)
-        self.runs = RunService(loop, store, engines, ids, self._reasons, handed_in, admins_only)
+        self.personal_runs = PersonalRuns(loop, personal or {})
+        self.runs = RunService(
+            loop, store, engines, ids, self._reasons, self.personal_runs, handed_in=handed_in, admins_only=admins_only
+        )
         self._doctor = Doctor(loop, store, clock, hardware.stray_partitions)
         self._claims = ClaimReader(loop, store, self._reasons)
 

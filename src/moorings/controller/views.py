@@ -17,6 +17,7 @@ from moorings.core.model.timestamps import Timestamp
 from moorings.core.model.topology import AnySubset, Block, Pool
 from moorings.core.model.visibility import SEES_ALL, Visibility
 from moorings.core.placement.fleet import Fleet, PoolState
+from moorings.ports.personal import SubmissionTarget
 from moorings.ports.store import PageQuery
 from moorings.wire.shapes import FOREIGN_REASON
 from moorings.workloads.idleness import Idleness
@@ -50,6 +51,7 @@ class RunView:
         notes: where its engine deviates from the job file.
         job: the whole job; None in a list of heads.
         idleness: that it holds devices and has not worked for long; None: it is not idle.
+        submission: where its person's ``moor`` is to submit it; None: it need not.
     """
 
     run: Run
@@ -60,6 +62,7 @@ class RunView:
     notes: tuple[str, ...] = ()
     job: JobSpec | None = None
     idleness: Idleness | None = None
+    submission: SubmissionTarget | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,6 +149,7 @@ ERRORS: dict[str, ErrorKind] = {
     "queue.unknown": ErrorKind(404, ExitCode.NOT_FOUND, "no agent has reported that queue"),
     "quota.waiting": ErrorKind(429, ExitCode.NO_ROOM, "too much of the subject or the project waits already"),
     "quotas.invalid": ErrorKind(422, ExitCode.USAGE, "the quotas file cannot be used"),
+    "report.invalid": ErrorKind(422, ExitCode.FAILED, "the report cannot be taken in"),
     "request.not_private": ErrorKind(421, ExitCode.USAGE, "the IPUJobs' proxy accepts this over HTTPS only"),
     "request.invalid": ErrorKind(400, ExitCode.USAGE, "the HTTP request cannot be read"),
     "room.is_free": ErrorKind(409, ExitCode.CONFLICT, "a block of that size is free already"),

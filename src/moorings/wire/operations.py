@@ -43,7 +43,11 @@ from moorings.wire.shapes import (
     ResumeRequest,
     RotateRequest,
     RunBody,
+    RunReportBody,
+    RunReportRequest,
     RunRequest,
+    SubmittedJobsBody,
+    SubmittedJobsRequest,
     VersionBody,
     YieldRequest,
 )
@@ -151,6 +155,7 @@ class Operation(Generic[T]):
         takes_idempotency_key: whether it takes an idempotency key.
         is_open: whether it is served without an access key.
         after_expiry: whether it accepts an access key that has expired.
+        takes_run_token: whether it accepts the token of the run in its path.
     """
 
     name: str
@@ -164,6 +169,7 @@ class Operation(Generic[T]):
     takes_idempotency_key: bool = False
     is_open: bool = False
     after_expiry: bool = False
+    takes_run_token: bool = False
 
     @property
     def tag(self) -> str:
@@ -319,6 +325,16 @@ PRIORITISE_RUN = Operation(
     "run.unknown run.ended run.queued_elsewhere priority.denied owner.denied",
     body=PriorityRequest,
 )
+REPORT_RUN = Operation(
+    "report_run",
+    "POST",
+    "/v1/runs/{id}/report",
+    object_response("RunReport", RunReportBody),
+    "the holder of the run's token; the subject that started it",
+    "run.unknown run.ended report.invalid owner.denied",
+    body=RunReportRequest,
+    takes_run_token=True,
+)
 GET_LOGS = Operation(
     "get_logs",
     "GET",
@@ -472,6 +488,16 @@ GET_QUEUE = Operation(
     "queue.unknown queue.taken owner.denied",
 )
 
+REPORT_JOBS = Operation(
+    "report_jobs",
+    "POST",
+    "/v1/queues/{kind}/{cluster}/jobs",
+    object_response("SubmittedJobs", SubmittedJobsBody),
+    AGENTS,
+    "report.invalid queue.invalid owner.invalid owner.denied",
+    body=SubmittedJobsRequest,
+)
+
 # ----------------------------------------------------------------------------------------------------------- projects
 
 LIST_PROJECTS = Operation(
@@ -611,6 +637,7 @@ OPERATIONS: tuple[Operation[Any], ...] = (
     RESUME_RUN,
     LABEL_RUN,
     PRIORITISE_RUN,
+    REPORT_RUN,
     GET_LOGS,
     LIST_PARTITIONS,
     CREATE_PARTITION,
@@ -632,6 +659,7 @@ OPERATIONS: tuple[Operation[Any], ...] = (
     LIST_QUEUES,
     TELL_QUEUE,
     GET_QUEUE,
+    REPORT_JOBS,
     LIST_PROJECTS,
     GET_PROJECT,
     SET_PROJECT,

@@ -118,10 +118,19 @@ class JobShape:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SubmitterShape:
+    """The person who submits a run to Slurm: their uid there, and the SHA-256 of the token that its reports carry."""
+
+    uid: int
+    token_digest: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunRequest:
     """``POST /v1/runs``: start a job; within ``claim``, which stays when the run has ended, if one is named.
 
-    ``spool_entry``: the job as it was handed in to the root daemon of a machine that people share.
+    ``spool_entry``: the job as it was handed in to the root daemon of a machine that people share. ``submitter``: the
+    person submits it to Slurm once the run is made.
     """
 
     job: JobShape
@@ -130,6 +139,74 @@ class RunRequest:
     resume: str | None = None
     resume_from: str | None = None
     spool_entry: str | None = None
+    submitter: SubmitterShape | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmJobShape:
+    """A job of Slurm that carries the comment of a run, as a listing or the accounting shows it.
+
+    ``started``: it had nodes. ``ended_at``: None while it has not ended.
+    """
+
+    run: str
+    attempt: int
+    job: int
+    uid: int
+    state: str
+    reason: str = ""
+    restarts: int = 0
+    exit_code: int = 0
+    exit_signal: int = 0
+    started: bool = False
+    ended_at: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportedFileShape:
+    """A small file of an attempt's folder, with when it was written."""
+
+    name: str
+    text: str
+    modified_at: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportedOutputShape:
+    """A part of a task's output, in Base64; ``offset``: where in the output it begins, in bytes."""
+
+    task: int
+    offset: int
+    data: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunReportRequest:
+    """``POST /v1/runs/{id}/report``: what the folder of a run's attempt shows, and what its person sees in Slurm.
+
+    ``present``: the names of all such files; others are there no more. ``job``: as the person's own squeue or sacct
+    shows it. ``abandoned``: it was not submitted, and never will be.
+    """
+
+    attempt: int
+    files: tuple[ReportedFileShape, ...] = ()
+    present: tuple[str, ...] | None = None
+    output: tuple[ReportedOutputShape, ...] = ()
+    job: SlurmJobShape | None = None
+    abandoned: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubmittedJobsRequest:
+    """``POST /v1/queues/{kind}/{cluster}/jobs``: the jobs of runs in a complete listing of these users.
+
+    ``accounted``: ended jobs in the accounting, of those that were to be looked up.
+    """
+
+    instance: str
+    uids: tuple[int, ...] = ()
+    jobs: tuple[SlurmJobShape, ...] = ()
+    accounted: tuple[SlurmJobShape, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -497,13 +574,62 @@ class IdleBody:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SubmissionBody:
+    """What the person's ``moor`` needs to submit an attempt to Slurm; what is empty is Slurm's own default.
+
+    ``python``: the Python on the nodes that looks at checkpoints. ``resume_since``: only checkpoints that were saved
+    later may take the place of ``resume_from``.
+    """
+
+    attempt: int
+    account: str = ""
+    partition: str = ""
+    qos: str = ""
+    python: str = ""
+    resume_from: str | None = None
+    resume_step: int | None = None
+    resume_since: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunReportBody:
+    """The answer to a report: the run's state, and by task how many bytes of its output are known."""
+
+    state: str
+    output_bytes: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobOrderBody:
+    """What an agent is to do with the jobs of a run, if its own listing shows that they are that user's.
+
+    ``action``: ``warn`` or ``stop`` the tasks, ``end`` the job, or ``look_up`` the ended ``job`` in the accounting.
+    """
+
+    run: str
+    attempt: int
+    uid: int
+    action: str
+    job: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubmittedJobsBody:
+    """The answer to an agent's listing: users to list next, and orders."""
+
+    uids: tuple[int, ...] = ()
+    orders: tuple[JobOrderBody, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunBody:
     """A run. ``reason`` says why it waits; ``partition`` is its partition's name while it has one.
 
     On an engine with a scheduler of its own ``claim`` is left out, for that scheduler has it, and ``reference`` is what
     it calls the run. ``notes``, in the answer that makes a run: what its engine does otherwise than the job file says.
     ``checkpoints`` are those that it has saved. ``resumedFrom`` is what its present attempt was given; ``resumePoint``
-    is what its next one would be given, or a new run that resumes from it.
+    is what its next one would be given, or a new run that resumes from it. ``submission``, in answers to its person:
+    it waits to be submitted by their ``moor``.
     """
 
     id: str
@@ -537,6 +663,7 @@ class RunBody:
     pause: PauseBody | None = None
     retries_used: int | None = None
     idle: IdleBody | None = None
+    submission: SubmissionBody | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,7 +42,7 @@ from moorings.ports.store import AccessKey, ApplianceJobQuery, EventRow, PageQue
 from moorings.workloads.jobs import JobSpec, summarize_job
 from moorings.workloads.labels import apply_label_changes
 from moorings.workloads.run_turn import RunRegistry
-from moorings.workloads.runs import Run, RunId, RunPause, RunState
+from moorings.workloads.runs import Run, RunId, RunPause, RunState, Submitter
 
 START = Timestamp(1_700_000_000_000_000)
 ADMIN, USER = "moor_admin_secret", "moor_ann_secret"
@@ -409,6 +409,7 @@ class PretendRuns:
         resume: str | None = None,
         resume_from: str | None = None,
         spool_entry: str | None = None,
+        submitter: Submitter | None = None,
     ) -> RunView:
         self._whole.seen.append((job, engine, key) if within is None else (job, engine, key, within))
         ident = RunId(f"run-{len(self.by_id) + 1:012}")

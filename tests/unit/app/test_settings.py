@@ -136,9 +136,12 @@ def test_a_slurm_cluster_stands_in_the_file_and_nowhere_else(config):
     assert settings is not None
     assert (settings.folder, settings.target_for("vision").qos) == (Path("/shared/runs"), "high")
     assert read_settings(config("port = 1"), {}).slurm is None
+    by_people = read_settings(config("[slurm]"), {}).slurm
+    assert by_people is not None
+    assert by_people.folder is None
 
 
-@pytest.mark.parametrize("text", ['[slurm]\nfolder = "runs"', "[slurm]\nfolder = 1", 'slurm = "here"', "[slurm]"])
+@pytest.mark.parametrize("text", ['[slurm]\nfolder = "runs"', "[slurm]\nfolder = 1", 'slurm = "here"'])
 def test_a_wrong_slurm_cluster_is_told_with_its_line(config, text):
     with pytest.raises(MooringsError) as caught:
         read_settings(config(text), {})

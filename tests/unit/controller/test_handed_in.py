@@ -10,6 +10,7 @@ import pytest
 
 from moorings.app.clock import RandomIds, SystemClock
 from moorings.controller.loop import TurnLoop
+from moorings.controller.personal_runs import PersonalRuns
 from moorings.controller.reasons import ReasonService
 from moorings.controller.run_service import RunService
 from moorings.core.model.access import Caller, Role
@@ -40,7 +41,16 @@ def serve(tmp_path: Path) -> Callable[..., RunService]:
         nothing = Nothing()
         loop, store, reasons = cast("TurnLoop", nothing), cast("Store", nothing), cast("ReasonService", nothing)
         engines = {"local": LocalEngine(tmp_path, SystemClock())}
-        return RunService(loop, store, engines, RandomIds(), reasons, handed_in, admins_only)
+        return RunService(
+            loop,
+            store,
+            engines,
+            RandomIds(),
+            reasons,
+            PersonalRuns(loop, {}),
+            handed_in=handed_in,
+            admins_only=admins_only,
+        )
 
     return make
 

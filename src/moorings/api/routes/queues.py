@@ -5,13 +5,13 @@ from __future__ import annotations
 from starlette.responses import Response
 
 from moorings.api.parameters import INSTANCE, PAGING, VERSION, WAIT
-from moorings.api.parse_requests import queued_jobs
-from moorings.api.render import queue_body
+from moorings.api.parse_requests import listed_job, queued_jobs
+from moorings.api.render import queue_body, submitted_jobs_body
 from moorings.api.request_context import RequestContext
 from moorings.api.route import Route
 from moorings.core.model.queue_reports import QueueReport
 from moorings.wire import operations
-from moorings.wire.shapes import QueueRequest
+from moorings.wire.shapes import QueueRequest, SubmittedJobsRequest
 
 QUEUES_MAX = 8  # at a time: each of their jobs is explained
 
@@ -54,8 +54,27 @@ async def get_queue(call: RequestContext) -> Response:
     return call.respond(queue_body(await call.wait_for(work, wait_s)))
 
 
+async def report_jobs(call: RequestContext) -> Response:
+    """Report the jobs of runs that people submit to Slurm themselves.
+
+    In a complete listing of the users that the last answer named. A job counts for the run of its comment only if it is
+    that run's submitter's. The answer says what is to be done with which of them.
+    """
+    request = call.parse_body(SubmittedJobsRequest)
+    reply = await call.controller.personal_runs.report_jobs(
+        call.caller,
+        f"{call.path_value('kind')}/{call.path_value('cluster')}",
+        request.instance,
+        request.uids,
+        [listed_job(each) for each in request.jobs],
+        [listed_job(each) for each in request.accounted],
+    )
+    return call.respond(submitted_jobs_body(reply))
+
+
 ROUTES = (
     Route(operations.LIST_QUEUES, list_queues, PAGING),
     Route(operations.TELL_QUEUE, tell_queue),
     Route(operations.GET_QUEUE, get_queue, (WAIT, VERSION, INSTANCE)),
+    Route(operations.REPORT_JOBS, report_jobs),
 )

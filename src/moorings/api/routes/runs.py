@@ -5,13 +5,20 @@ from __future__ import annotations
 from starlette.responses import Response
 
 from moorings.api.parameters import ALL, FOLLOW, PAGING, RUN_STATES, RUNS_UNENDED, SUBJECT, TASK, WAIT
-from moorings.api.parse_requests import job_spec
-from moorings.api.render import run_body
+from moorings.api.parse_requests import job_spec, run_report, submitter
+from moorings.api.render import run_body, run_report_body
 from moorings.api.request_context import RequestContext
 from moorings.api.route import Route
 from moorings.api.streams import StreamResponse, stream_output
 from moorings.wire import operations
-from moorings.wire.shapes import LabelsRequest, PauseRequest, PriorityRequest, ResumeRequest, RunRequest
+from moorings.wire.shapes import (
+    LabelsRequest,
+    PauseRequest,
+    PriorityRequest,
+    ResumeRequest,
+    RunReportRequest,
+    RunRequest,
+)
 
 RUNS_A_PAGE_MAX = 100  # a job may have 0.4 MB: a thousand of them would be half a gigabyte for one request
 
@@ -47,6 +54,7 @@ async def create_run(call: RequestContext) -> Response:
         resume=request.resume,
         resume_from=request.resume_from,
         spool_entry=request.spool_entry,
+        submitter=submitter(request.submitter),
     )
     return call.respond(run_body(view), location=f"/v1/runs/{view.run.id}")
 
@@ -119,6 +127,17 @@ async def prioritise_run(call: RequestContext) -> Response:
     return call.respond(run_body(view))
 
 
+async def report_run(call: RequestContext) -> Response:
+    """Report on a run that its person submits to Slurm.
+
+    Files that the answer does not need again, and output from where the answer says that it is known. A report makes,
+    keeps and ends no claim; it ends no run either, which takes Slurm's word.
+    """
+    report = run_report(call.parse_body(RunReportRequest))
+    run, known = await call.controller.personal_runs.report_run(call.caller, call.path_value("id"), report)
+    return call.respond(run_report_body(run, known))
+
+
 async def get_logs(call: RequestContext) -> Response:
     """Show what a run's tasks printed.
 
@@ -143,5 +162,6 @@ ROUTES = (
     Route(operations.RESUME_RUN, resume_run),
     Route(operations.LABEL_RUN, label_run),
     Route(operations.PRIORITISE_RUN, prioritise_run),
+    Route(operations.REPORT_RUN, report_run),
     Route(operations.GET_LOGS, get_logs, (TASK, FOLLOW), content={"text/plain": {"schema": {"type": "string"}}}),
 )

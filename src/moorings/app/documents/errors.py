@@ -115,6 +115,7 @@ REMEDIES: dict[str, str] = {
     "`waiting_bytes_max` in the policy file (of a subject), or with `moor set project` (of a project)",
     "quotas.invalid": "the detail names file, line and key; "
     "[quotas for each person](../how-to/share-one-machine.md#quotas-for-each-person)",
+    "report.invalid": "a `moor` of this release reports by itself: nothing else should call this",
     "request.not_private": "use HTTPS; with `vipuProxy.plainHttp` requests without a token are served by HTTP, too",
     "request.invalid": "the request is not valid HTTP; check the proxies between you and the controller",
     "label.invalid": "a label is KEY=VALUE of letters, digits, `.`, `_`, `/` and `-`, at most 63 each",

@@ -43,6 +43,10 @@ READ: dict[str, tuple[str, str]] = {
         "controller",
         "`true`: started by root alone, it also starts jobs of `user` keys, as root",
     ),
+    "MOORINGS_SLURM_RUNS": (
+        "moor",
+        "the folder of your runs on Slurm, which the nodes see, too, instead of `slurm` in the data folder",
+    ),
     "MOORINGS_LOG_LEVEL": ("controller", "`debug`, `info`, `warning` or `error`"),
     "MOORINGS_TLS_CERT": ("controller", "its certificate's file"),
     "MOORINGS_TLS_KEY": ("controller", "the file of its private key"),
