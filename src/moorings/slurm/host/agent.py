@@ -41,6 +41,7 @@ from moorings.slurm.host.failure_log import FailureLog
 from moorings.slurm.host.job_listing import JobTable
 from moorings.slurm.host.job_table import KIND, ClusterIdentity, JobStart, may_be_running, start_of
 from moorings.slurm.host.node_monitor import NodeMonitor
+from moorings.slurm.host.personal_jobs import PersonalJobs
 from moorings.slurm.host.plan import (
     AgentAction,
     AnnounceQueue,
@@ -138,6 +139,7 @@ class SlurmAgent:
         self._answers = BindHandler(
             slurm, self._listing, self._offers, self._steps, self._claims_listed, self._serve, settings.folder
         )
+        self._personal = PersonalJobs(slurm, calls, home.queue, settings.instance, self._offers.accepted, troubles)
         self._accounts_known = asyncio.Event()
         self._releasing: set[str] = set()
         self._gate_lock = asyncio.Lock()
@@ -166,6 +168,7 @@ class SlurmAgent:
                     offers.serve_announcing,
                     self._nodes.serve,
                     self._doer.serve,
+                    self._personal.serve,
                 ):
                     group.create_task(work())
         finally:
