@@ -13,6 +13,7 @@ from moorings.cli.output import OutputFormat, render_data, render_list
 from moorings.cli.output import describe as described
 from moorings.cli.printing import make_printer, output_option, table_style
 from moorings.cli.resources import CHECKPOINTS, EVENTS, KINDS, QUOTAS, estimate_text
+from moorings.cli.slurm_submission import report_own
 from moorings.client.requests import ClaimFilter, EventFilter
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.owners import external_job_name
@@ -46,6 +47,7 @@ def _describe(session: CommandContext, noun: str, name: str, output: str | None)
     elif noun == "project":
         body = client.project(ident)
     else:
+        report_own(session)
         body = run = client.get_run(ident)
         where = EventFilter(run=run.id)
     shown = make_printer(session, output, usual="table")

@@ -23,6 +23,7 @@ from moorings.cli.output import TableStyle, render_line, render_list
 from moorings.cli.printing import ResourcePrinter, make_printer, output_options
 from moorings.cli.queue_entries import QueueEntry, load_queue, select_entries, user_of
 from moorings.cli.resources import CHECKPOINTS, KINDS, QUEUE_ENTRIES, QUOTAS, ResourceKind
+from moorings.cli.slurm_submission import report_own
 from moorings.client.requests import ClaimFilter, RunFilter
 from moorings.core.model.owners import is_within
 from moorings.terminal.context import CommandContext
@@ -180,6 +181,8 @@ def _key_unknown_error(name: str) -> object:
 
 
 def _show(session: CommandContext, kind: ResourceKind[Any], names: Sequence[str], filters: Filters) -> None:
+    if kind.noun in ("run", "queue", "checkpoint"):
+        report_own(session)
     shown = make_printer(
         session,
         filters.pop("output"),

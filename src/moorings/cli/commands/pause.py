@@ -9,6 +9,7 @@ import click
 
 from moorings.cli.command_tree import MoorCommand, NounGroup, examples, name_argument, names_argument, strip_nouns
 from moorings.cli.commands.drain import resume_devices_command
+from moorings.cli.slurm_submission import submit_own
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.quantities import duration_text
 from moorings.core.model.timestamps import seconds_between
@@ -105,6 +106,7 @@ def _pause_text(run: RunBody) -> str:
 def _resume_run(session: CommandContext, name: str, from_: str | None) -> None:
     (name,) = strip_nouns("run", [name])
     run = session.client.resume_run(name, ResumeRequest(resume_from=from_))
+    submit_own(session, run)
     session.console.print_line(f"run/{run.id} resumed")
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import click
 
 from moorings.cli.command_tree import MoorCommand, complete_names, examples
+from moorings.cli.slurm_submission import SlurmSubmission, cancel_own
 from moorings.client import spool
-from moorings.client.client import Client
 from moorings.client.error_text import format_cause
 from moorings.client.jobs import job_shape
 from moorings.client.requests import ApiError
@@ -156,12 +156,16 @@ def run(
         return _show_job(session, request)
     key = secrets.token_hex(16)
     request = _hand_in(session, job, request)
+    submission = SlurmSubmission(session, job)
+    request = submission.prepare(request)
     if detach:
         made = _create(session, request, key)
-        _report_notes(Progress(session.console), made)
+        progress = Progress(session.console)
+        _report_notes(progress, made)
+        _submit(progress, submission, made)
         session.console.print_line(made.id)
         return 0
-    return _run_and_follow(session, request, key)
+    return _run_and_follow(session, request, key, submission)
 
 
 def _hand_in(session: CommandContext, job: JobSpec, request: RunRequest) -> RunRequest:
@@ -217,7 +221,13 @@ def _report_notes(progress: Progress, made: RunBody) -> None:
         progress.report(f"{made.id}: {note}")
 
 
-def _run_and_follow(session: CommandContext, request: RunRequest, key: str) -> int:
+def _submit(progress: Progress, submission: SlurmSubmission, made: RunBody) -> None:
+    """Submit a new run to Slurm, where that is its person's to do."""
+    if note := submission.submit(made):
+        progress.report(note)
+
+
+def _run_and_follow(session: CommandContext, request: RunRequest, key: str, submission: SlurmSubmission) -> int:
     progress = Progress(session.console)
     client = session.client
     follower = RunFollower(client, progress, session.console.print_bytes)
@@ -226,11 +236,13 @@ def _run_and_follow(session: CommandContext, request: RunRequest, key: str) -> i
         try:
             started = _create(session, request, key)
             _report_notes(progress, started)
+            _submit(progress, submission, started)
             client.retry_policy = make_patience(progress)
-            ended = follower.follow(started)
+            with submission.reported(started.id):
+                ended = follower.follow(started)
         except Interrupted as stop:
             # The run may have been made while the response was on its way: the same key finds it.
-            return _cancel(client, progress, follower, stop, started or _create(session, request, key))
+            return _cancel(session, progress, follower, stop, started or _create(session, request, key))
         except OutputClosed:
             assert started is not None
             client.cancel_run(started.id)
@@ -244,15 +256,18 @@ def _run_and_follow(session: CommandContext, request: RunRequest, key: str) -> i
     return run_exit_code(ended)
 
 
-def _cancel(client: Client, progress: Progress, follower: RunFollower, stop: Interrupted, run: RunBody) -> int:
+def _cancel(session: CommandContext, progress: Progress, follower: RunFollower, stop: Interrupted, run: RunBody) -> int:
     """Cancel the run, wait for its end, and exit as the signal says; a second signal stops the wait."""
+    client = session.client
     try:
         client.retry_policy = make_patience(progress, CANCEL_PATIENCE_S)
         if client.get_run(run.id).state == RunState.PAUSED:
             progress.report(f"{run.id}: {stop.name}: it stays paused; 'moor cancel {run.id}' ends it")
             return stop.exit_code
         progress.report(f"{run.id}: {stop.name}: cancelling; press Ctrl-C again to stop waiting")
-        ended = follower.follow(client.cancel_run(run.id))
+        cancelled = client.cancel_run(run.id)
+        cancel_own(session, run.id, f"cancelled by {cancelled.subject}")
+        ended = follower.follow(cancelled)
         progress.report(run_end_text(ended))
     except Interrupted:
         progress.report(f"{run.id}: not waited for; 'moor get run {run.id}' shows it")

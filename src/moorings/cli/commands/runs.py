@@ -16,6 +16,7 @@ from moorings.cli.command_tree import (
 )
 from moorings.cli.confirm import confirm, yes_option
 from moorings.cli.named import resolve_any, resolve_run
+from moorings.cli.slurm_submission import cancel_own, report_own
 from moorings.client.requests import RunFilter
 from moorings.core.model.claims import ClaimState
 from moorings.core.model.errors import MooringsError
@@ -62,6 +63,7 @@ def logs(session: CommandContext, name: str, *, follow: bool, task: int | None, 
     """Show the output of a run."""
     (name,) = strip_nouns("run", [name])
     client, console = session.client, session.console
+    report_own(session)
     if not follow:
         chunks = client.logs(name, task=task)
         for chunk in chunks if tail is None else last_lines(chunks, tail):
@@ -113,6 +115,9 @@ def cancel(
     runs = [client.cancel_run(name) for name in chosen]
     session.if_interrupted = f"not waited for; being cancelled: {', '.join(run.id for run in runs)}"
     for run in runs:
+        if run.state not in ENDED:
+            cancel_own(session, run.id, f"cancelled by {run.subject}")
+    for run in runs:
         ended = _wait_for_end(session, progress, run, limit) if wait else run
         session.console.print_line(f"run/{ended.id} {_cancel_text(ended)}")
 
@@ -148,6 +153,7 @@ def _confirm_runs(session: CommandContext, user: str | None, *, yes: bool) -> li
 def wait(session: CommandContext, name: str, *, until: str | None, timeout: str | None) -> int:
     """Wait for a run's end, or for a claim's partition."""
     limit, progress = Deadline.of(timeout), Progress(session.console)
+    report_own(session)
     session.client.retry_policy = make_patience(progress)
     named = resolve_any(session, name, "moor wait")
     session.if_interrupted = f"not waited for: it goes on; 'moor wait {named.noun}/{named.ident}' waits again"
@@ -171,6 +177,7 @@ def _wait_for_end(session: CommandContext, progress: Progress, run: RunBody, lim
                 "wait.timeout", f"{run.id} is {run.state}; the time is up", hint=f"it goes on: 'moor wait {run.id}'"
             )
         progress.show_waiting(_state_text(run, session))
+        report_own(session)  # without an agent only its person sees how its job in Slurm goes on
         run = session.client.get_run(run.id, wait_s=limit.remaining_s(END_WAIT_S if run.started_at else REASON_FRESH_S))
     progress.clear()
     return run

@@ -1,0 +1,331 @@
+"""The runs that a person has submitted to Slurm with their own ``moor``.
+
+::
+
+    <folder>/
+        open/<run>     the run has not ended, as far as is known here
+        <run>/
+            run.json   the job, its controller and the token of its reports; 0600
+            closed     the controller knows its end
+            abandoned  it was cancelled before it was submitted
+            <attempt>/ as the engine has it (slurm/engine/run_folder.py)
+
+The nodes see this folder under the same path. A kill at any point loses nothing: a submission of which the answer was
+lost is found by its comment, and a report that could not be sent is made again from the folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from moorings.client.client import Client
+from moorings.core.model.bindings import NO_BINDING
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.serialization import from_plain
+from moorings.core.model.timestamps import Timestamp
+from moorings.engines.node_report import FolderReport, ReportSettings
+from moorings.engines.run_folder import to_json
+from moorings.files import write_atomically
+from moorings.ports.engine import RunSubmission
+from moorings.slurm.commands import SlurmCommands
+from moorings.slurm.engine.engine import SlurmEngine
+from moorings.slurm.engine.run_folder import SlurmAttempt, SlurmRunFolder
+from moorings.slurm.engine.settings import DEFAULT_PYTHON, RUNS_FOLDER, SlurmEngineSettings, SubmitTarget
+from moorings.slurm.formats import JobRecord
+from moorings.slurm.personal.run_jobs import listed_job_shape, past_job_shape
+from moorings.wire.codec import decode, parse_time
+from moorings.wire.shapes import RunReportBody, RunReportRequest, SlurmJobShape, SubmissionBody
+from moorings.workloads.jobs import JobSpec
+from moorings.workloads.runs import ENDED, RunId, RunState
+
+OPEN_MAX = 50  # runs that one command reports
+FRESH_S = 5.0  # no second report of a run within this time
+REPORT_S = 10.0  # for all of one run's reports
+KEEP_S = 30 * 86_400.0  # how long the folder of a run stays after its end
+TOKEN_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class OwnRun:
+    """A run of this person.
+
+    Attributes:
+        server: the address of its controller.
+        token: of its reports, without the prefix; empty: it reports nothing from its nodes.
+        ca_file, cert_file, key_file: as in ``ReportSettings``.
+    """
+
+    job: JobSpec
+    server: str
+    token: str = field(repr=False)
+    ca_file: str = ""
+    cert_file: str = ""
+    key_file: str = ""
+
+
+class WallTime:
+    """The machine's clock (``ports.clock.Clock``)."""
+
+    def now(self) -> Timestamp:
+        """Microseconds since 1970 UTC."""
+        return Timestamp(time.time_ns() // 1000)
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait that many seconds."""
+        await asyncio.sleep(seconds)
+
+
+def new_token() -> tuple[str, str]:
+    """A secret for the token of a run, and its digest."""
+    secret = secrets.token_hex(TOKEN_BYTES)
+    return secret, hashlib.sha256(secret.encode()).hexdigest()
+
+
+class OwnRuns:
+    """This person's runs.
+
+    Args:
+        folder: of the runs; made if missing.
+        slurm: Slurm's commands.
+    """
+
+    def __init__(self, folder: Path, slurm: SlurmCommands) -> None:
+        self._folder = folder
+        self._slurm = slurm
+
+    def check(self) -> None:
+        """Raise if no run can be submitted from here.
+
+        Raises:
+            MooringsError: ``slurm.missing``, ``engine.rejected``.
+        """
+        self._slurm.check_installed("sbatch")
+        if RUNS_FOLDER.fullmatch(str(self._folder)) is None:
+            detail = (
+                f"sbatch cannot take the folder {str(self._folder)[:120]!r}: it may have letters, digits and . _ @ + -"
+            )
+            raise MooringsError("engine.rejected", detail, hint="name another one with MOORINGS_SLURM_RUNS")
+
+    def has(self, run: str) -> bool:
+        """Whether that run was submitted from here."""
+        return RUNS_FOLDER.fullmatch(f"/{run}") is not None and (self._folder / run / "run.json").exists()
+
+    def open_runs(self) -> list[str]:
+        """The runs that have not ended, as far as is known here; the newest first."""
+        with contextlib.suppress(FileNotFoundError):
+            entries = sorted((self._folder / "open").iterdir(), key=lambda path: path.lstat().st_mtime, reverse=True)
+            return [entry.name for entry in entries]
+        return []
+
+    def save(self, run: str, own: OwnRun) -> None:
+        """Remember a run that was made, before it is submitted.
+
+        Raises:
+            MooringsError: ``engine.unavailable``: its folder cannot be written.
+        """
+        try:
+            for path in (self._folder, self._folder / "open", self._folder / run):
+                path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_atomically(self._folder / run / "run.json", to_json(own))
+            (self._folder / "open" / run).touch(mode=0o600)
+            self._prune()
+        except OSError as error:
+            detail = f"run {run} cannot be kept in {self._folder}: {error}"
+            raise MooringsError(
+                "engine.unavailable", detail, hint="MOORINGS_SLURM_RUNS names another folder"
+            ) from error
+
+    def submit(self, run: str, submission: SubmissionBody) -> int:
+        """Submit an attempt of a run, unless it was; returns the id of its job.
+
+        Raises:
+            MooringsError: ``engine.rejected``: Slurm refuses it; ``engine.unavailable``.
+        """
+        own = self._read(run)
+        given = submission
+        order = RunSubmission(
+            RunId(run),
+            given.attempt,
+            own.job,
+            NO_BINDING,
+            resume_from=given.resume_from,
+            resume_step=given.resume_step,
+            resume_since=parse_time(given.resume_since) if given.resume_since is not None else None,
+        )
+        target = SubmitTarget(given.account, given.partition, given.qos)
+        engine = self._engine(own, target, given.python)
+        job = int(asyncio.run(engine.submit(order)))
+        if (self._folder / run / "abandoned").exists():  # another moor has cancelled it meanwhile
+            asyncio.run(engine.cancel(RunId(run), "cancelled before it was submitted"))
+        return job
+
+    def cancel(self, run: str, reason: str) -> bool:
+        """Cancel the job of a run with one's own scancel; returns whether there may be one.
+
+        Raises:
+            MooringsError: ``engine.unavailable``.
+        """
+        own = self._read(run)
+        engine = self._engine(own)
+        write_atomically(self._folder / run / "abandoned", b"")
+
+        async def stop() -> bool:
+            await engine.cancel(RunId(run), reason)
+            attempt = self._newest(run)
+            facts = attempt.read_state() if attempt is not None else None
+            listing = await engine.list_jobs()
+            return facts is not None and (
+                facts.job is not None or await engine.find_job(RunId(run), listing) is not None
+            )
+
+        submitted = asyncio.run(stop())
+        if submitted:
+            (self._folder / run / "abandoned").unlink(missing_ok=True)
+        return submitted
+
+    def report(self, client: Client, runs: Sequence[str]) -> dict[str, str]:
+        """Report on runs to their controller, with what Slurm shows; returns the state of each that it knows.
+
+        A run that waits to be submitted is. One that has ended is closed here.
+
+        Raises:
+            MooringsError: ``controller.unreachable``, ``slurm.*``, ``engine.*``.
+        """
+        if not runs:
+            return {}
+        engine = self._engine(self._read(runs[0]))
+        found = asyncio.run(self._look(engine, runs))
+        states: dict[str, str] = {}
+        for run in runs:
+            try:
+                states[run] = self._report(client, run, found.get(run))
+            except MooringsError as error:
+                if error.code not in ("run.ended", "run.unknown"):
+                    raise
+                self.close(run)
+        return states
+
+    def unreported(self, server: str, limit: int = OPEN_MAX) -> list[str]:
+        """The open runs of that controller that were not reported a moment ago; they count as reported from now on."""
+        found = []
+        for run in self.open_runs():
+            marker = self._folder / "open" / run
+            with contextlib.suppress(OSError, ValueError, MooringsError):
+                if time.time() - marker.lstat().st_mtime >= FRESH_S and self._read(run).server == server:
+                    marker.touch()
+                    found.append(run)
+            if len(found) == limit:
+                break
+        return found
+
+    def log_files(self, run: str) -> SlurmAttempt | None:
+        """The newest attempt of a run, which has its whole output; None: it has none."""
+        return self._newest(run) if self.has(run) else None
+
+    def _report(self, client: Client, run: str, job: SlurmJobShape | None) -> str:
+        attempt = self._newest(run)
+        is_abandoned = (self._folder / run / "abandoned").exists()
+        if attempt is None:
+            answer = client.report_run(run, RunReportRequest(attempt=0, abandoned=is_abandoned))
+        else:
+            answer = self._send(client, run, attempt, job, is_abandoned=is_abandoned)
+        if answer.state in ENDED:
+            self.close(run)
+        elif answer.state == RunState.WAITING and job is None and not is_abandoned:
+            body = client.get_run(run)
+            if body.submission is not None and (attempt is None or attempt.number <= body.submission.attempt):
+                self.submit(run, body.submission)
+        return answer.state
+
+    def _send(
+        self, client: Client, run: str, attempt: SlurmAttempt, job: SlurmJobShape | None, *, is_abandoned: bool
+    ) -> RunReportBody:
+        report, give_up = FolderReport(attempt.path), time.monotonic() + REPORT_S
+        while True:
+            body, sent = report.build(attempt.number)
+            request: RunReportRequest = decode(RunReportRequest, body)
+            answer = client.report_run(
+                run,
+                RunReportRequest(
+                    attempt=request.attempt,
+                    files=request.files,
+                    present=request.present,
+                    output=request.output,
+                    job=job,
+                    abandoned=is_abandoned,
+                ),
+            )
+            report.record(sent, {"outputBytes": answer.output_bytes})
+            if report.is_current() or answer.state in ENDED or time.monotonic() >= give_up:
+                return answer
+
+    async def _look(self, engine: SlurmEngine, runs: Iterable[str]) -> dict[str, SlurmJobShape]:
+        """The jobs of these runs."""
+        listing = await engine.list_jobs()
+        found: dict[str, SlurmJobShape] = {}
+        for run in runs:
+            job = await engine.find_job(RunId(run), listing)
+            attempt = self._newest(run)
+            if job is None or attempt is None:
+                continue
+            shape = (
+                listed_job_shape(job)
+                if isinstance(job, JobRecord)
+                else past_job_shape(job, run, attempt.number, os.getuid())
+            )
+            if shape is not None:
+                found[run] = shape
+        return found
+
+    def _engine(self, own: OwnRun, target: SubmitTarget = SubmitTarget(), python: str = "") -> SlurmEngine:  # noqa: B008 - a value
+        settings = SlurmEngineSettings(python=python or DEFAULT_PYTHON, projects={own.job.project: target})
+
+        def report_file(order: RunSubmission) -> bytes | None:
+            if not own.token or not own.server.startswith(("http://", "https://")):
+                return None
+            token = f"moorrun_{order.run}_{own.token}"
+            return to_json(
+                ReportSettings(own.server, token, order.run, order.attempt, own.ca_file, own.cert_file, own.key_file)
+            )
+
+        return SlurmEngine(settings, self._folder, self._slurm, WallTime(), report_file)
+
+    def _read(self, run: str) -> OwnRun:
+        try:
+            return from_plain(OwnRun, json.loads((self._folder / run / "run.json").read_text()))
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            detail = f"the record of run {run} in {self._folder} cannot be read: {error}"
+            raise MooringsError("engine.unavailable", detail, hint=f"moor cancel {run}") from error
+
+    def _newest(self, run: str) -> SlurmAttempt | None:
+        folder = SlurmRunFolder.find(self._folder, RunId(run))
+        return folder.newest_attempt() if folder is not None else None
+
+    def close(self, run: str) -> None:
+        """Note that a run has ended: it is reported no more."""
+        with contextlib.suppress(OSError):
+            write_atomically(self._folder / run / "closed", b"")
+        (self._folder / "open" / run).unlink(missing_ok=True)
+
+    def _prune(self) -> None:
+        """Remove the folders of runs that ended long ago."""
+        for path in self._folder.glob("*/closed"):
+            with contextlib.suppress(OSError):
+                if time.time() - path.stat().st_mtime > KEEP_S:
+                    shutil.rmtree(path.parent)
+
+
+def own_run(job: JobSpec, server: str, secret: str, ca_file: str, cert_file: str, key_file: str) -> OwnRun:
+    """The record of a new run; paths are made absolute, because nodes read them."""
+    files = [str(Path(path).absolute()) if path else "" for path in (ca_file, cert_file, key_file)]
+    return OwnRun(job, server, secret, *files)

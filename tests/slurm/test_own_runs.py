@@ -1,0 +1,322 @@
+"""``moor run --engine slurm`` where people submit themselves: each job is its person's, and no answer is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.procfs import HEARING
+from tests.slurm.ipus import IpuSite, ipu_site
+from tests.waiting import patient, until
+
+ANN, BOB = "games", "news"  # accounts that every Debian has, and that no daemon here uses
+STUBBORN = ("sh", "-c", "trap 'echo saved; exit 0' TERM; echo ready; sleep 300 & wait")
+Run = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def site(slurm_release: str) -> Iterator[IpuSite]:
+    """A site with accounting, whose controller follows what people submit."""
+    with ipu_site(slurm_release, accounting=True) as made:
+        for user in (ANN, BOB):
+            made.cluster.check("sacctmgr", "-i", "add", "account", f"of-{user}")
+            made.cluster.check("sacctmgr", "-i", "add", "user", user, f"account=of-{user}")
+            made.cluster.check("sacctmgr", "-i", "modify", "user", user, "set", f"defaultaccount=of-{user}")
+        settings = made.cluster.folder / "controller.toml"
+        settings.write_text('[slurm]\n[slurm.projects.closed]\npartition = "nowhere"\n')
+        made.controller.stop()
+        made.controller.flags = ("--config", str(settings))
+        made.controller.start()
+        made.cluster.work.chmod(0o1777)
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def _quiet(site: IpuSite) -> Iterator[None]:
+    yield
+    site.clear()
+    until(lambda: not open_runs(site), 60, what=lambda: f"{open_runs(site)}")
+
+
+class Person:
+    """A user of the cluster with a home that the nodes see, and an access key."""
+
+    def __init__(self, site: IpuSite, name: str) -> None:
+        self.site = site
+        self.name = name
+        self.uid = pwd.getpwnam(name).pw_uid
+        self.home = site.cluster.work / f"home-{name}"
+        if not self.home.exists():
+            self.home.mkdir(mode=0o700)
+            shutil.chown(self.home, name, name)
+        self.key = str(site.controller.ask("POST", "/v1/keys", {"subject": name, "role": "user"})[1]["secret"])
+        self.runs = self.home / ".local" / "state" / "moorings" / "slurm"
+        self.started: list[subprocess.Popen[str]] = []
+
+    def moor(self, *words: str, **more: str) -> subprocess.Popen[str]:
+        """Their ``moor``, started."""
+        environment = {
+            **self.site.cluster.env,
+            "PATH": f"{self.site.cluster.path_for(self.name)}:{os.environ['PATH']}",
+            "HOME": str(self.home),
+            "MOORINGS_SERVER": f"http://127.0.0.1:{self.site.controller.port}",
+            "MOORINGS_ACCESS_KEY": self.key,
+            **more,
+        }
+        switch = ["setpriv", f"--reuid={self.name}", f"--regid={self.name}", "--init-groups", "--"]
+        if self.site.cluster.programs.chrooted:  # only root gets into it
+            switch = [
+                "setpriv",
+                f"--reuid={self.name}",
+                f"--regid={self.name}",
+                "--init-groups",
+                "--inh-caps=+all",
+                "--",
+            ]
+        argv = [*HEARING, *switch, sys.executable, "-m", "moorings.cli.main", *words]
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(argv, stdout=pipe, stderr=pipe, text=True, env=environment, cwd=self.home)
+        self.started.append(process)
+        return process
+
+    def run(self, *words: str, **more: str) -> subprocess.Popen[str]:
+        """Their ``moor run --engine slurm``."""
+        return self.moor("run", "--engine", "slurm", *words, **more)
+
+    def ask(self, *words: str) -> str:
+        """The output of a command that must succeed."""
+        code, output, said = finish(self.moor(*words))
+        assert code == 0, said
+        return output
+
+
+@pytest.fixture
+def ann(site: IpuSite) -> Iterator[Person]:
+    yield from _person(site, ANN)
+
+
+@pytest.fixture
+def bob(site: IpuSite) -> Iterator[Person]:
+    yield from _person(site, BOB)
+
+
+def _person(site: IpuSite, name: str) -> Iterator[Person]:
+    person = Person(site, name)
+    yield person
+    for process in person.started:
+        process.kill()
+        with process:  # closes its pipes
+            pass
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """Exit code, output and what was said meanwhile."""
+    output, said = process.communicate(timeout=patient(90))
+    return process.returncode, output, said
+
+
+def open_runs(site: IpuSite) -> list[Run]:
+    items: list[Run] = site.controller.ask("GET", "/v1/runs?limit=100")[1]["items"]
+    return items
+
+
+def run_of(site: IpuSite, ident: str) -> Run:
+    found: Run = site.controller.ask("GET", f"/v1/runs/{ident}")[1]
+    return found
+
+
+def output_of(site: IpuSite, ident: str) -> str:
+    """A run's output, as the controller has it."""
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{site.controller.port}/v1/runs/{ident}/logs",
+        headers={"Authorization": f"Bearer {site.controller.key}"},
+    )
+    with urllib.request.urlopen(request, timeout=patient(30)) as answer:
+        return str(answer.read().decode())
+
+
+def reaches(site: IpuSite, ident: str, true: Callable[[Run], object]) -> Run:
+    """The run, as soon as it is as it shall be."""
+
+    def look() -> Run | None:
+        run = run_of(site, ident)
+        return run if true(run) else None
+
+    return until(look, 60, what=lambda: f"{run_of(site, ident)}")
+
+
+@pytest.mark.smoke
+def test_a_job_is_its_persons(site: IpuSite, ann: Person) -> None:
+    script = 'id -un; echo "$RANK: $MOORINGS_DEVICES"; exit 7'
+    code, output, said = finish(ann.run("--ipus", "2", "--", "sh", "-c", script))
+    assert output == f"{ANN}\n0: pod16:0,pod16:1\n", said
+    assert code == 7, said
+    run = site.controller.ask("GET", "/v1/runs?all=1&limit=1000")[1]["items"][-1]
+    assert (run["state"], run["exitCode"], run["taskCodes"]) == ("FAILED", 7, [7])
+    (job,) = site.cluster.sacct(run["reference"])[:1]
+    assert (job["User"], job["Account"]) == (ANN, f"of-{ANN}")
+    assert not list((ann.runs / "open").iterdir())
+    assert {path.stat().st_uid for path in (ann.runs / run["id"]).rglob("*")} == {ann.uid}
+    # Others of the project read its output from the controller.
+    assert output_of(site, run["id"]) == output
+
+
+def test_it_says_why_it_waits_and_ctrl_c_cancels_it(site: IpuSite, ann: Person) -> None:
+    blocker = site.cluster.sbatch("sleep 300", "--ipus=16")
+    site.cluster.wait_job(blocker, "RUNNING")
+    waiting = ann.run("--ipus", "8", "--", "true")
+    run = until(lambda: [run for run in open_runs(site) if run.get("reference")], 60)[0]
+    reaches(site, run["id"], lambda run: "Licenses" in str(run.get("reason")))
+    waiting.send_signal(signal.SIGINT)
+    code, _, said = finish(waiting)
+    assert code == 130, said
+    assert run_of(site, run["id"])["state"] == "CANCELLED"
+    assert site.cluster.job(run["reference"])["JobState"] == "CANCELLED"
+
+
+def test_a_running_one_that_is_cancelled_has_its_grace_period(site: IpuSite, ann: Person) -> None:
+    ident = ann.ask("run", "--engine", "slurm", "--detach", "--ipus", "2", "--", *STUBBORN).strip()
+    reaches(site, ident, lambda run: run["state"] == "RUNNING")
+    until(lambda: "ready" in output_of(site, ident), 60)
+    assert "cancelled" in ann.ask("cancel", ident)
+    run = run_of(site, ident)
+    assert (run["state"], run["taskCodes"]) == ("CANCELLED", [0])
+    assert "saved" in output_of(site, ident)
+
+
+def test_an_admin_cancels_by_the_agent(site: IpuSite, ann: Person) -> None:
+    ident = ann.ask("run", "--engine", "slurm", "--detach", "--ipus", "2", "--", *STUBBORN).strip()
+    until(lambda: "ready" in output_of(site, ident), 60)
+    assert site.controller.ask("POST", f"/v1/runs/{ident}/cancel")[0] == 200
+    run = reaches(site, ident, lambda run: run["state"] == "CANCELLED")
+    assert run["taskCodes"] == [0]
+    assert "saved" in output_of(site, ident)
+
+
+@pytest.mark.parametrize("point", ["before", "after"])
+def test_a_lost_answer_of_sbatch_submits_nothing_twice(site: IpuSite, ann: Person, point: str) -> None:
+    """The next ``moor`` of the person finds the job by its comment, or submits the run."""
+    marks = ann.home / f"marks-{point}"
+    marks.mkdir()
+    shutil.chown(marks, ann.name, ann.name)
+    commands = broken_sbatch(site, ann, submits=point == "after")
+    started = ann.moor(
+        *("run", "--engine", "slurm", "--detach", "--", "sh", "-c", f"mktemp {marks}/XXXXXX"),
+        PATH=f"{commands}:{site.cluster.path_for(ann.name)}:{os.environ['PATH']}",
+    )
+    code, output, said = finish(started)
+    assert code == 0, said
+    assert "your next 'moor' command here submits it" in said
+    ident = output.strip()
+    until(lambda: ann.ask("get", "run", ident, "-o", "json") and run_of(site, ident)["state"] == "SUCCEEDED", 60)
+    assert len(list(marks.iterdir())) == 1
+    listed = [
+        job for job in site.cluster.check("squeue", "-h", "--states=all", "-O", "Comment:60").split() if ident in job
+    ]
+    assert listed == [f"moorings:{ident}/0"]
+
+
+def test_a_job_that_slurm_refuses_leaves_no_run(site: IpuSite, ann: Person) -> None:
+    code, _, said = finish(ann.run("--project", "closed", "--", "true"))
+    assert code != 0
+    assert "Slurm refuses it" in said
+    until(lambda: not open_runs(site), 60, what=lambda: f"{open_runs(site)}")
+
+
+def test_a_kill_of_controller_and_agent_loses_nothing(site: IpuSite, ann: Person) -> None:
+    """Reports that could not be sent wait in the person's folder."""
+    script = "echo first; sleep 4; echo last; exit 3"
+    ident = ann.ask("run", "--engine", "slurm", "--detach", "--", "sh", "-c", script).strip()
+    reaches(site, ident, lambda run: run["state"] == "RUNNING")
+    site.end_agent()
+    site.controller.kill()
+    until(lambda: (ann.runs / ident / "0" / "done").exists(), 60)
+    site.controller.start()
+    site.start_agent()
+    run = reaches(site, ident, lambda run: run["state"] == "FAILED" or (ann.ask("get", "run", ident) and None))
+    assert run["exitCode"] == 3
+    assert output_of(site, ident) == "first\nlast\n"
+
+
+def test_without_an_agent_its_persons_moor_settles_it(site: IpuSite, ann: Person) -> None:
+    site.end_agent()
+    try:
+        code, output, said = finish(ann.run("--size", "0", "--", "sh", "-c", "echo ran; exit 4"))
+        assert (code, output) == (4, "ran\n"), said
+        ident = ann.ask("run", "--engine", "slurm", "--detach", "--size", "0", "--", "sleep", "300").strip()
+        reaches(site, ident, lambda run: run["state"] == "RUNNING")
+        assert "cancelled" in ann.ask("cancel", ident)
+    finally:
+        site.start_agent()
+
+
+def test_a_forged_report_reaches_no_strangers_job(site: IpuSite, ann: Person, bob: Person) -> None:
+    """bob's run claims ann's job and her uid, and is cancelled; ann's job runs on, and her run knows nothing of it."""
+    ann_run = ann.ask("run", "--engine", "slurm", "--detach", "--ipus", "2", "--", "sleep", "300").strip()
+    job = reaches(site, ann_run, lambda run: run.get("reference") and run["state"] == "RUNNING")["reference"]
+    of_bob = {"uid": ann.uid, "tokenDigest": "0" * 64}
+    spec = {"name": "forged", "command": ["true"], "workdir": "/"}
+    made = site.controller.ask("POST", "/v1/runs", {"job": spec, "engine": "slurm", "submitter": of_bob}, key=bob.key)
+    assert made[0] == 201, made
+    forged = made[1]["id"]
+    listed = {"run": forged, "attempt": 0, "job": int(job), "uid": ann.uid, "state": "RUNNING"}
+    report = {"attempt": 0, "files": [{"name": "claimed", "text": job, "modifiedAt": "2026-01-01T00:00:00Z"}]}
+    path = f"/v1/runs/{forged}/report"
+    assert site.controller.ask("POST", path, {**report, "job": listed}, key=bob.key)[0] == 200
+    assert site.controller.ask("POST", f"/v1/runs/{forged}/cancel", key=bob.key)[0] == 200
+    begun = site.log().count("run.ordered")
+    ended = {"attempt": 0, "job": {**listed, "state": "COMPLETED", "endedAt": "2026-01-01T00:00:00Z"}}
+    assert site.controller.ask("POST", path, ended, key=bob.key)[0] == 200
+    reaches(site, forged, lambda run: run["state"] in ("CANCELLED", "FAILED", "LOST", "SUCCEEDED"))
+    assert site.log().count("run.ordered") == begun
+    assert (run_of(site, ann_run)["state"], site.cluster.job(job)["JobState"]) == ("RUNNING", "RUNNING")
+    assert "reference" not in run_of(site, forged)
+    ann.ask("cancel", ann_run)
+
+
+def test_a_token_reports_on_its_own_run_alone_and_dies_with_it(site: IpuSite, ann: Person, bob: Person) -> None:
+    idents = [each.ask("run", "--engine", "slurm", "--detach", "--", "sleep", "300").strip() for each in (ann, bob)]
+    token = json.loads((ann.runs / idents[0] / "0" / "report.json").read_text())["token"]
+    own, other = (f"/v1/runs/{ident}/report" for ident in idents)
+    ask = site.controller.ask
+    assert ask("POST", own, {"attempt": 0}, key=token)[0] == 200
+    refused = [
+        ask("POST", other, {"attempt": 0}, key=token),
+        ask("GET", f"/v1/runs/{idents[0]}", key=token),
+        ask("POST", f"/v1/runs/{idents[0]}/cancel", key=token),
+        ask("GET", "/v1/keys", key=token),
+        ask("POST", own, {"attempt": 0}, key=f"{token[:-1]}{'0' if token[-1] != '0' else '1'}"),
+    ]
+    assert [(status, body["code"]) for status, body in refused] == [*[(403, "auth.denied")] * 4, (401, "auth.invalid")]
+    assert ask("POST", own, {"attempt": 0}, key=bob.key)[1]["code"] == "run.unknown"
+    bad = {"attempt": 0, "files": [{"name": "../../x", "text": "", "modifiedAt": "2026-01-01T00:00:00Z"}]}
+    assert ask("POST", own, bad, key=token)[1]["code"] == "report.invalid"
+    assert b"moorrun_" not in (site.controller.data / "moorings.db").read_bytes()
+    for person, ident in ((ann, idents[0]), (bob, idents[1])):
+        person.ask("cancel", ident)
+    assert ask("POST", own, {"attempt": 0}, key=token)[1]["code"] == "run.ended"
+
+
+def broken_sbatch(site: IpuSite, person: Person, *, submits: bool) -> Path:
+    """A folder with an sbatch of which the answer is lost, once the job is submitted or before."""
+    folder = person.home / f"bin-{submits}"
+    folder.mkdir()
+    real = shutil.which("sbatch", path=f"{site.cluster.path_for(person.name)}:{os.environ['PATH']}")
+    call = f'{real} "$@" > /dev/null' if submits else ":"
+    script = folder / "sbatch"
+    script.write_text(
+        f"#!/bin/sh\n{call}\necho 'sbatch: error: Unable to contact slurm controller (connect failure)' >&2\nexit 1\n"
+    )
+    script.chmod(0o755)
+    return folder
