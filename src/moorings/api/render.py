@@ -77,6 +77,7 @@ from moorings.wire.shapes import (
     TopologyShape,
 )
 from moorings.workloads.checkpoints import RunCheckpoint
+from moorings.workloads.environment import names_alone
 from moorings.workloads.idleness import Idleness
 from moorings.workloads.runs import Run, RunId, RunPause, RunState, own_checkpoints, resume_point, resume_since
 
@@ -434,7 +435,7 @@ def run_body(view: RunView) -> RunBody:
     """A run, with the partition its claim holds."""
     run, partition, point = view.run, view.partition, resume_point(view.run)
     assert view.job is not None, "who is shown a run is shown its job"
-    job = job_shape(view.job)
+    job = job_shape(replace(view.job, environment=names_alone(view.job.environment)))
     return RunBody(
         id=run.id,
         name=run.job.name,

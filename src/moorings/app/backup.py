@@ -46,10 +46,13 @@ from moorings.app.backup_create import (
     DatabaseState,
     check_no_restore_pending,
     create_backup,
+    find_runs_folders,
     has_database,
     read_database_state,
     read_local_settings,
 )
+from moorings.app.backup_environments import MEMBER as ENVIRONMENTS
+from moorings.app.backup_environments import restore_environments
 from moorings.app.clock import SystemClock
 from moorings.app.effective_settings import read_effective_settings
 from moorings.app.folders import (
@@ -59,6 +62,7 @@ from moorings.app.folders import (
     DataFolder,
     SharedFolder,
     replace_private_file,
+    runs_folders,
 )
 from moorings.app.logs import without_secrets
 from moorings.app.recovery import INSTALLATION_FILE, advance_numbers, protect_partitions, recover
@@ -136,7 +140,9 @@ def restore(data: Path, file: Path, *, other_installation: bool = False) -> list
         MooringsError: ``controller.running``, ``backup.invalid``, ``store.too_new``, ``store.corrupt``; then nothing
             was changed.
     """
-    runs = read_local_settings(data).runs_folder if data.exists() else data / RUNS
+    known = read_local_settings(data) if data.exists() else None
+    folders = find_runs_folders(data, known) if known is not None else runs_folders(data, data / RUNS, None)
+    runs = folders["local"]
     folder = DataFolder(data)  # locked from here on
     try:
         for left in data.glob(f"{_WORK}*"):  # of a killed restore; it may hold a pepper
@@ -149,6 +155,7 @@ def restore(data: Path, file: Path, *, other_installation: bool = False) -> list
             prepared = _prepare(work / DATABASE, old, runs, other_installation=other_installation)
             of_others = prepared.replaced not in ("", prepared.standing.installation)
             names = (*_OLD, POLICY) if "policyFile" in manifest else _OLD
+            restore_environments(folders, work)
             ordered = _replace_records(data, work, aside, file, names, of_others=of_others)
     except (OSError, RecordUnreadableError) as error:
         raise MooringsError("backup.invalid", f"{file} cannot be restored: {error}", hint="see the disk") from error
@@ -292,7 +299,7 @@ def _read_manifest(tar: tarfile.TarFile) -> dict[str, Any]:
     if manifest["format"] != FORMAT:
         raise ValueError(f"format {manifest['format']!r:.40} is not known here, only {FORMAT}")
     others = {name for name in manifest["files"] if not backup_vipu.is_member(name)}
-    if DATABASE not in others or not others <= {DATABASE, PEPPER, POOLS, POLICY}:
+    if DATABASE not in others or not others <= {DATABASE, PEPPER, POOLS, POLICY, ENVIRONMENTS}:
         raise ValueError(f"it holds {sorted(manifest['files'])!r:.80}")
     return manifest
 

@@ -21,8 +21,9 @@ from pathlib import Path
 
 from moorings import __version__
 from moorings.app import backup_vipu
+from moorings.app.backup_environments import copy_environments
 from moorings.app.effective_settings import read_effective_settings
-from moorings.app.folders import RESTORE_PENDING_FILE
+from moorings.app.folders import RESTORE_PENDING_FILE, runs_folders
 from moorings.app.settings import Settings
 from moorings.core.model.errors import MooringsError
 from moorings.files import create_file, fsync_path
@@ -111,6 +112,7 @@ def create_backup(data: Path, file: Path) -> list[str]:
         with tempfile.TemporaryDirectory(dir=file.parent, prefix=f".{file.name}.") as work:
             parts = _copy_database(source, Path(work))
             parts |= _copy_files(data, settings, Path(work))
+            parts |= copy_environments(find_runs_folders(data, settings), Path(work))
             parts |= _copy_vipu_files(data, Path(work))  # after the records: every order they mention is in it
             standing = read_database_state(parts[DATABASE])
             draft = Path(work) / "backup"
@@ -122,7 +124,7 @@ def create_backup(data: Path, file: Path) -> list[str]:
     return [
         f"backup written: {file} ({file.stat().st_size} bytes)",
         f"installation {standing.installation}, tables of revision {standing.revision}, up to event {standing.seq}",
-        "it holds the access keys' pepper: keep it as safe as the controller itself",
+        "it holds the access keys' pepper and the values of jobs' variables: keep it as safe as the controller itself",
         *_archive_note(settings.archive_folder),
     ]
 
@@ -193,6 +195,11 @@ def _copy_files(data: Path, settings: Settings, work: Path) -> dict[str, Path]:
             parts[name] = work / name
             shutil.copyfile(origin, parts[name])
     return parts
+
+
+def find_runs_folders(data: Path, settings: Settings) -> dict[str, Path]:
+    """The folders of runs by engine, of a controller with those settings."""
+    return runs_folders(data, settings.runs_folder, settings.slurm.folder if settings.slurm is not None else None)
 
 
 def _copy_vipu_files(data: Path, work: Path) -> dict[str, Path]:

@@ -21,6 +21,7 @@ from moorings.files import lock_file, write_atomically
 
 PEPPER_BYTES = 32
 RUNS = "runs"  # in the data folder, unless a setting says otherwise
+KUBERNETES_RUNS = "kubernetes-runs"  # in the data folder
 ARCHIVE = "archive"  # likewise, for records that have left the database
 PROTECT_FILE = "restored.json"  # while it exists, partitions without a record are left alone (``app.backup``)
 RESTORE_PENDING_FILE = "restoring.json"  # a restore is unfinished: the folder's contents are unusable
@@ -145,6 +146,18 @@ class SharedFolder:
                 f"{self.path} belongs to installation {known[:40]!r}, and the database to {installation}",
                 hint="each installation has a folder of its own: choose it with --shared",
             )
+
+
+def runs_folders(data: Path, runs: Path, slurm: Path | None) -> dict[str, Path]:
+    """The folders of runs, by engine.
+
+    Args:
+        data: folder of the installation.
+        runs: of the runs of this machine.
+        slurm: of the runs on Slurm, if there is such an engine.
+    """
+    found = {"local": runs, "kubernetes": data / KUBERNETES_RUNS}
+    return found | ({"slurm": slurm} if slurm is not None else {})
 
 
 def _create_private(path: Path) -> None:

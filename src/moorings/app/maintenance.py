@@ -26,12 +26,13 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from moorings.app import logs
+from moorings.app.folders import KUBERNETES_RUNS
 from moorings.app.quotas import MachineQuotas
 from moorings.app.settings import Settings, read_settings
 from moorings.app.state_dump import log_state
 from moorings.app.systemd import SystemdNotifier, feed_watchdog
 from moorings.app.tls import TlsContexts, watch_certificates
-from moorings.app.wiring import KUBERNETES_RUNS, SLURM_RUNS, Assembly
+from moorings.app.wiring import SLURM_RUNS, Assembly
 from moorings.controller.retention import RemovedCounts, Retention
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.pools import parse_pools
@@ -47,6 +48,8 @@ from moorings.workloads.runs import RunId
 log = logging.getLogger("moorings.controller")
 
 PRUNE_S = 3600.0
+ENVIRONMENT_SWEEP_S = 60.0
+ENVIRONMENT_AGE_S = 3600.0  # after which no run is made of what was saved for it: its request has long ended
 RESERVE_S = 10.0
 QUOTAS_S = 10.0
 SWEEP_S = 3600.0  # also before the first sweep: an upgrade of two controllers, one after the other, is over by then
@@ -103,6 +106,7 @@ async def run_maintenance(kept: MaintenanceContext) -> AsyncIterator[None]:
         asyncio.create_task(feed_watchdog(notifier, lambda: _rounds(kept.assembly())), name="watchdog"),
         asyncio.create_task(_prune_runs(kept), name="prune-runs"),
         asyncio.create_task(_clean_spool(kept), name="clean-spool"),
+        asyncio.create_task(_clean_environments(kept), name="clean-environments"),
         asyncio.create_task(_keep_reserve(kept), name="keep-reserve"),
         asyncio.create_task(_archive_history_loop(kept), name="sweep-history"),
     ]
@@ -250,6 +254,16 @@ async def _clean_spool(kept: MaintenanceContext) -> None:
             else:
                 if count:
                     log.info("spool.cleaned", extra={"count": count})
+
+
+async def _clean_environments(kept: MaintenanceContext) -> None:
+    """Remove the variables of runs that can start no more, while we lead."""
+    while True:
+        assembly = kept.leading()
+        if assembly is not None:
+            used = frozenset(assembly.loop.runs.by_id)
+            await asyncio.to_thread(assembly.running.environments.remove_unused, used, ENVIRONMENT_AGE_S)
+        await kept.clock.sleep(ENVIRONMENT_SWEEP_S)
 
 
 async def _archive_history_loop(kept: MaintenanceContext) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from moorings.app.clock import RandomIds
-from moorings.app.folders import PROTECT_FILE
+from moorings.app.folders import PROTECT_FILE, runs_folders
 from moorings.app.people import MachinePeople
 from moorings.app.recovery import prepare_to_lead
 from moorings.app.settings import Settings
@@ -30,6 +30,7 @@ from moorings.drivers.simulated.driver import SimulatedDriver
 from moorings.drivers.simulated.settings import SimulatedSettings
 from moorings.drivers.vipu.driver import VipuDriver
 from moorings.drivers.vipu.settings import VipuSettings
+from moorings.engines.environments import FolderEnvironments
 from moorings.kubernetes.engine.settings import KubernetesEngineSettings
 from moorings.local.engine import LocalEngine
 from moorings.local.live_runs import partitions_in_use
@@ -50,8 +51,7 @@ from moorings.store.log_position import LogPositionFile
 from moorings.store.sqlite import open_sqlite
 from moorings.workloads.idleness import IdleLimits
 
-KUBERNETES_RUNS = "kubernetes-runs"  # in the data folder
-SLURM_RUNS = "slurm-runs"  # likewise; copies of what people's jobs report
+SLURM_RUNS = "slurm-runs"  # in the data folder; copies of what people's jobs report
 
 
 def read_policy(path: Path | None, usual: Path, *, reserve: bool) -> Policy:
@@ -293,11 +293,14 @@ async def assemble(
             engines["slurm"] = personal["slurm"] = PersonalSlurmEngine(slurm, data / SLURM_RUNS, clock)
         elif slurm is not None:
             engines["slurm"] = make_slurm_engine(slurm, clock, os.environ)
+        folders = runs_folders(data, runs, slurm.folder if slurm is not None else None)
         if kubernetes is not None:
-            folder = data / KUBERNETES_RUNS
-            engines["kubernetes"] = make_kubernetes_engine(kubernetes, folder, installation, clock, os.environ)
+            engines["kubernetes"] = make_kubernetes_engine(
+                kubernetes, folders["kubernetes"], installation, clock, os.environ
+            )
         ids = RandomIds()
-        running = RunManager(loop, engines, hardware, clock, ids, installation)
+        environments = FolderEnvironments({name: folder for name, folder in folders.items() if name in engines})
+        running = RunManager(loop, engines, hardware, clock, ids, installation, environments)
         watch = IdleWatch(loop, meters, idle, clock)
         keys = AccessKeyManager(store, clock, pepper, key_lifetime_s)
         controller = Controller(
@@ -309,6 +312,7 @@ async def assemble(
             clock=clock,
             ids=ids,
             installation=installation,
+            environments=environments,
             people=MachinePeople().find_caller if sockets is not None else None,
             handed_in=("local",) if sockets is not None else (),
             admins_only=("local",) if admins_only else (),

@@ -20,6 +20,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import distributions
+from itertools import islice
 from pathlib import Path
 
 from moorings import __version__
@@ -29,6 +30,8 @@ from moorings.cli.redaction import REDACTED, Redaction, is_secret_name, password
 from moorings.client.client import Client
 from moorings.client.requests import ALL_EVENTS
 from moorings.core.model.errors import MooringsError
+from moorings.engines.environments import FOLDER as ENVIRONMENTS
+from moorings.engines.environments import FolderEnvironments
 from moorings.terminal.configuration import NAMES, credentials_file
 from moorings.terminal.context import CommandContext
 from moorings.wire.codec import encode
@@ -159,6 +162,10 @@ def _known_secrets(session: CommandContext, data: Path, runs: Sequence[RunBody])
         yield password_of(session.configuration.text("server"))
     yield from _secret_values(session.environment)
     yield from filter(None, map(password_of, session.environment.values()))
+    with contextlib.suppress(OSError, ValueError):  # the answers have no values; those of an older controller do
+        places = {folder.parent.name: folder.parent for folder in data.glob(f"*/{ENVIRONMENTS}")}
+        for _, _, kept in islice(FolderEnvironments(places).all(), ITEMS_MAX):
+            yield from _secret_values(kept)
     for run in runs:
         yield from _secret_values(run.job.environment)
 

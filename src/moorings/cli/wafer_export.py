@@ -12,7 +12,7 @@ import json
 import time
 import zipfile
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import BinaryIO
 
 from moorings.cli.redaction import REDACTED, Redaction, is_secret_name
@@ -40,7 +40,16 @@ What looks like a secret (keys, tokens, passwords) is replaced by "{left_out}".
 {missing}"""
 
 
-def write_export(client: Client, job: WaferJob, run: RunBody, to: BinaryIO, *, at: str, lines: int | None) -> list[str]:
+def write_export(
+    client: Client,
+    job: WaferJob,
+    run: RunBody,
+    to: BinaryIO,
+    *,
+    at: str,
+    lines: int | None,
+    known: Mapping[str, str],
+) -> list[str]:
     """Write the archive.
 
     Args:
@@ -50,6 +59,7 @@ def write_export(client: Client, job: WaferJob, run: RunBody, to: BinaryIO, *, a
         to: the file for the archive.
         at: the time, for the README.
         lines: only this many of the last lines of each task; None: all.
+        known: the caller's variables: those of the job may have been theirs, and the controller shows no value.
 
     Returns:
         The parts that could not be collected, a sentence each.
@@ -57,7 +67,8 @@ def write_export(client: Client, job: WaferJob, run: RunBody, to: BinaryIO, *, a
     Raises:
         MooringsError: ``owner.denied``: the job belongs to another user.
     """
-    redaction = Redaction(value for name, value in run.job.environment.items() if is_secret_name(name))
+    secrets = {name: known.get(name, value) for name, value in run.job.environment.items() if is_secret_name(name)}
+    redaction = Redaction(secrets.values())
     missing: list[str] = []
     with zipfile.ZipFile(to, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, make in _records(client, job, run):

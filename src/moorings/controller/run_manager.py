@@ -25,7 +25,10 @@ from moorings.core.model.timestamps import add_seconds
 from moorings.core.reconcile import find_orphans
 from moorings.ports.clock import Clock, Ids
 from moorings.ports.engine import Engine, RunSubmission
+from moorings.ports.environments import RunEnvironments
 from moorings.workloads.checkpoints import newest_whole
+from moorings.workloads.environment import has_values
+from moorings.workloads.jobs import JobSpec
 from moorings.workloads.run_turn import RunRejected, claim_owner
 from moorings.workloads.runs import Run, RunId, RunPhase, RunState, RunStatus, after_look, resume_since
 
@@ -50,8 +53,10 @@ class RunManager:
         clock: Clock,
         ids: Ids,
         installation: str,
+        environments: RunEnvironments,
     ) -> None:
         self.engines = engines
+        self.environments = environments
         self._loop = loop
         self._hardware = hardware
         self._clock = clock
@@ -161,6 +166,7 @@ class RunManager:
         if job is None:  # the database was turned back; the next turn detects that
             await self._clock.sleep(RETRY_S)
             return False
+        job = await self._with_values(run, job)
         if self._loop.runs.by_id.get(run.id) != run:
             return False  # it was stopped meanwhile: its partition may be gone before the engine has it
         self._submitting.add(run.id)
@@ -183,6 +189,21 @@ class RunManager:
         finally:
             self._submitting.discard(run.id)
         return True
+
+    async def _with_values(self, run: Run, job: JobSpec) -> JobSpec:
+        """The job with the values of its variables; one that was handed in, or that its person submits, has them there.
+
+        Raises:
+            MooringsError: ``engine.rejected``: they are gone; ``engine.unavailable``.
+        """
+        is_elsewhere = bool(run.spool_entry) or run.submitter is not None
+        if not job.environment or is_elsewhere or has_values(job.environment):  # the last of an earlier release
+            return job
+        values = await asyncio.to_thread(self.environments.load, run.engine, run.id)
+        if values is None:
+            detail = "the values of its variables are gone: they were not restored with the records, or were removed"
+            raise MooringsError("engine.rejected", detail, hint="submit it again")
+        return replace(job, environment=values)
 
     def _partition(self, run: Run) -> Partition | None:
         claim = self._loop.fleet.claims.get(run.claim) if run.claim is not None else None

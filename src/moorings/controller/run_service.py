@@ -28,6 +28,7 @@ from moorings.core.model.serialization import to_plain_without_defaults
 from moorings.core.model.visibility import Visibility, check_may_manage, visible_to
 from moorings.ports.clock import Ids
 from moorings.ports.engine import Engine
+from moorings.ports.environments import RunEnvironments
 from moorings.ports.store import ApplianceJobQuery, IdempotencyRecord, PageQuery, Store
 from moorings.privileged.refusals import Refused
 from moorings.privileged.spool import entry_uid
@@ -66,6 +67,7 @@ class RunService:
     """The use cases of runs.
 
     Args:
+        environments: keeps the values of jobs' variables.
         personal: knows which engines follow jobs that people submit themselves.
         handed_in: the engines that start only what people have handed in to this machine's root daemon.
         admins_only: the engines that start jobs of admins only: theirs would be root's.
@@ -78,6 +80,7 @@ class RunService:
         engines: Mapping[str, Engine],
         ids: Ids,
         reasons: ReasonService,
+        environments: RunEnvironments,
         personal: PersonalRuns,
         *,
         handed_in: Collection[str] = (),
@@ -86,6 +89,7 @@ class RunService:
         self._loop = loop
         self._store = store
         self._engines = engines
+        self._environments = environments
         self._ids = ids
         self._reasons = reasons
         self._personal = personal
@@ -162,12 +166,32 @@ class RunService:
             submitter=submitter,
             machine=counted_claim_spec(job).machine if claim is not None and within is None else {},
         )
-        run = await self._loop.submit(given, use)
-        assert isinstance(run, Run)
+        run = await self._submit_new(given, use)
         visible = self._visible_to(caller)
         new = run.id == ident
         view = self._head_view(run, visible) if new else await self._run_view(run, visible)  # an earlier run of its key
         return replace(view, notes=(*notes, *self._folder_notes(run, visible)), job=view.job or job)
+
+    async def _submit_new(self, given: CreateRun, use: IdempotencyRecord | None) -> Run:
+        """The new run, or the earlier one of its key; the values of its variables are saved before, or no run starts.
+
+        After an error that may be a lost answer they stay: the run may be there. What is of no run is swept.
+        """
+        engine, values = given.engine, given.job.environment
+        # A job that was handed in has them in the spool, and one that its person submits has them there.
+        keeps = bool(values) and not given.spool_entry and given.submitter is None
+        if keeps:
+            await asyncio.to_thread(self._environments.save, engine, given.id, values)
+        try:
+            run = await self._loop.submit(given, use)
+            assert isinstance(run, Run)
+        except MooringsError as error:
+            if keeps and not error.retryable:
+                await asyncio.to_thread(self._environments.remove, engine, given.id)
+            raise
+        if keeps and run.id != given.id:
+            await asyncio.to_thread(self._environments.remove, engine, given.id)
+        return run
 
     def _visible_to(self, caller: Caller) -> Visibility:
         return visible_to(caller, self._loop.fleet.projects)

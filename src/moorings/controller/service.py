@@ -73,6 +73,7 @@ from moorings.core.scheduling.explain import StartOption, explain_wait, list_sta
 from moorings.doctor.findings import build_finding_body
 from moorings.ports.clock import Clock, Ids
 from moorings.ports.engine import Engine
+from moorings.ports.environments import RunEnvironments
 from moorings.ports.personal import PersonalEngine
 from moorings.ports.store import LOG_START, AccessKey, EventRow, IdempotencyRecord, PageQuery, Seq, Store
 from moorings.wire.codec import format_time
@@ -92,6 +93,7 @@ class Controller:
     """The use cases of one controller.
 
     Args:
+        environments: as in ``RunService``.
         people: finds the caller with a uid of this machine; None: only holders of access keys are known.
         handed_in, admins_only: as in ``RunService``.
         personal: those of the engines that follow jobs which people submit themselves.
@@ -108,6 +110,7 @@ class Controller:
         clock: Clock,
         ids: Ids,
         installation: str,
+        environments: RunEnvironments,
         people: Callable[[int], Awaitable[Caller]] | None = None,
         handed_in: Collection[str] = (),
         admins_only: Collection[str] = (),
@@ -126,7 +129,15 @@ class Controller:
         self._reasons = ReasonService(loop, hardware, clock)
         self.personal_runs = PersonalRuns(loop, personal or {})
         self.runs = RunService(
-            loop, store, engines, ids, self._reasons, self.personal_runs, handed_in=handed_in, admins_only=admins_only
+            loop,
+            store,
+            engines,
+            ids,
+            self._reasons,
+            environments,
+            self.personal_runs,
+            handed_in=handed_in,
+            admins_only=admins_only,
         )
         self._doctor = Doctor(loop, store, clock, hardware.stray_partitions)
         self._claims = ClaimReader(loop, store, self._reasons)

@@ -18,7 +18,7 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Final
 
@@ -29,6 +29,8 @@ from moorings.core.model.timestamps import Timestamp
 from moorings.files import fsync_path
 from moorings.ports.archive import JobsOf
 from moorings.ports.store import EndedRecords, EventRow, Seq
+from moorings.workloads.environment import names_alone
+from moorings.workloads.jobs import JobSpec
 
 LINE_BYTES_MAX: Final = 1 << 28
 _ABOUT: Final = ("claim", "partition", "run", "pool", "device")
@@ -83,7 +85,8 @@ class ArchiveFolder:
             for at in range(0, len(ended.runs), _JOBS_AT_ONCE):
                 some = ended.runs[at : at + _JOBS_AT_ONCE]
                 of = jobs([run.id for run in some])
-                yield from (_encode({"run": to_plain(run), "job": to_plain(of[run.id])}) for run in some)
+                told = ((run, _without_values(of[run.id])) for run in some)
+                yield from (_encode({"run": to_plain(run), "job": to_plain(job)}) for run, job in told)
             yield from (_encode({"claim": to_plain(claim)}) for claim in ended.claims)
 
         instants = [*(run.ended_at for run in ended.runs), *(claim.ended_at for claim in ended.claims)]
@@ -198,3 +201,8 @@ def _failed(path: Path, why: str) -> MooringsError:
         f"the archive {path} cannot be written: {why}",
         hint="nothing leaves the database before it is; see the disk, or the setting 'archive'",
     )
+
+
+def _without_values(job: JobSpec) -> JobSpec:
+    """The job, of whose variables an earlier release wrote the values into the database."""
+    return replace(job, environment=names_alone(job.environment))

@@ -36,6 +36,7 @@ from moorings.ports.store import AccessKey, Archive, Epoch, IdempotencyRecord, L
 from moorings.ports.store import EventRow as Numbered
 from moorings.workloads.appliance import ApplianceJobType, WorkflowPart
 from moorings.workloads.checkpoints import RunCheckpoint
+from moorings.workloads.environment import names_alone
 from moorings.workloads.jobs import Accelerators, JobSpec, JobSummary, Resources, summarize_job
 from moorings.workloads.runs import LossRecord, Run, RunId, RunPause, RunState, Submitter
 
@@ -385,7 +386,7 @@ def _job_text(job: JobSpec) -> str:
             "checkpoint": _contract(job.checkpoint),
             "checkpoint_directory": job.checkpoint_directory,
             "command": job.command,
-            "environment": dict(job.environment),
+            "environment": names_alone(job.environment),
             "image": job.image,
             "name": job.name,
             "priority": job.priority,

@@ -15,6 +15,7 @@ from moorings.controller.reasons import ReasonService
 from moorings.controller.run_service import RunService
 from moorings.core.model.access import Caller, Role
 from moorings.core.model.errors import MooringsError
+from moorings.engines.environments import FolderEnvironments
 from moorings.local.engine import LocalEngine
 from moorings.ports.store import Store
 from moorings.workloads.jobs import JobSpec
@@ -47,6 +48,7 @@ def serve(tmp_path: Path) -> Callable[..., RunService]:
             engines,
             RandomIds(),
             reasons,
+            FolderEnvironments({"local": tmp_path}),
             PersonalRuns(loop, {}),
             handed_in=handed_in,
             admins_only=admins_only,

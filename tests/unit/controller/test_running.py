@@ -29,6 +29,7 @@ from moorings.core.model.projects import Project, ProjectShare
 from moorings.core.model.timestamps import Timestamp, add_seconds
 from moorings.core.reconcile import LISTINGS_REQUIRED
 from moorings.drivers.simulated.faults import Fault, FaultKind, VendorCall
+from moorings.engines.environments import FolderEnvironments
 from moorings.local.engine import LocalEngine
 from moorings.local.records import AttemptEnd
 from moorings.local.run_folder import LocalRunFolder
@@ -87,7 +88,15 @@ class Rig(Stepper):
         self.hardware = DriverManager(self.loop, {POOL.name: self.driver}, self.clock, self.installation)
         self.engine = HeldEngine(folder / "runs", self.clock)
         ids = RandomIds()
-        self.running = RunManager(self.loop, {"local": self.engine}, self.hardware, self.clock, ids, self.installation)
+        self.running = RunManager(
+            self.loop,
+            {"local": self.engine},
+            self.hardware,
+            self.clock,
+            ids,
+            self.installation,
+            FolderEnvironments({"local": folder / "runs"}),
+        )
         self.extra: list[asyncio.Task[None]] = []
 
     def tasks(self) -> list[asyncio.Task[None]]:

@@ -22,6 +22,7 @@ from moorings.core.model.inputs import CancelPendingClaim, ReleaseClaim, ResetPa
 from moorings.core.model.partitions import PartitionState
 from moorings.core.model.timestamps import SECOND, Timestamp, add_seconds
 from moorings.core.placement.fleet import FleetChanges
+from moorings.engines.environments import FolderEnvironments
 from moorings.ports.store import Seq
 from moorings.workloads.jobs import Accelerators, JobSpec
 from moorings.workloads.run_turn import CreateRun
@@ -46,6 +47,7 @@ class Rig(Stepper):
             clock=self.clock,
             ids=RandomIds(),
             installation=self.installation,
+            environments=FolderEnvironments({}),
         )
 
     def tasks(self) -> list[asyncio.Task[None]]:

@@ -130,6 +130,8 @@ def test_records_are_written_again_as_the_same_rows(store, site, tmp_path):
     ):
         for table in tables:
             columns = ", ".join(f'"{row[1]}"' for row in old.execute(f'PRAGMA table_info("{table}")'))
+            if table == "runs":  # the values of variables are written no more
+                columns = columns.replace('"job"', "json_remove(job, '$.environment')")
             asked = f'SELECT {columns} FROM "{table}"'
             rows = sorted(map(repr, old.execute(asked)))
             assert rows

@@ -449,7 +449,8 @@ def log_export(session: CommandContext, *, name: str, folder: Path, lines: int |
         raise unwritable_error(folder, error) from error
     with new_file(file) as made:
         when = time.strftime("%Y-%m-%dT%H:%M:%SZ", at)
-        missing = write_export(session.client, job_from_run(run), run, made, at=when, lines=lines)
+        known = session.environment
+        missing = write_export(session.client, job_from_run(run), run, made, at=when, lines=lines, known=known)
     for one in missing:
         session.console.warn(f"not in the archive: {one}")
     session.console.print_line(f"{file}: {file.stat().st_size} bytes")

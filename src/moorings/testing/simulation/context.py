@@ -15,6 +15,7 @@ from moorings.drivers.simulated.driver import SimulatedDriver
 from moorings.ports.store import Store
 from moorings.testing.simulation.committed_state import CommittedState
 from moorings.testing.simulation.engine import SimulatedCluster
+from moorings.testing.simulation.environments import SimulatedEnvironments
 from moorings.testing.simulation.episode_log import EpisodeLog
 from moorings.testing.simulation.fault_plan import FaultPlan
 from moorings.testing.simulation.rewind import RewindableDatabase
@@ -37,6 +38,7 @@ class SimulationContext:
         sharing: its policy, and whether it has projects.
         yielded_claims: claims whose holders have begun to report that they yield.
         rewinds: the state beside a database that is turned back; None: it never is here.
+        environments: the values of jobs' variables.
     """
 
     loop: VirtualLoop
@@ -55,6 +57,7 @@ class SimulationContext:
     sharing: Sharing
     yielded_claims: set[ClaimId]
     rewinds: RewindableDatabase | None
+    environments: SimulatedEnvironments
     store_away: bool = False
     engine_away: bool = False
     outside: contextvars.Context = field(default_factory=contextvars.copy_context)

@@ -166,7 +166,7 @@ class SimulatedController:
             record_position=mark.record if mark is not None else None,
         )
         engines = {name: FaultyEngine(stage, life, name) for name in (LOCAL, SCHEDULER)}
-        running = RunManager(loop, engines, hardware, clock, stage.ids, stage.installation)
+        running = RunManager(loop, engines, hardware, clock, stage.ids, stage.installation, stage.environments)
         controller = Controller(
             loop=loop,
             store=store,
@@ -176,6 +176,7 @@ class SimulatedController:
             clock=clock,
             ids=stage.ids,
             installation=stage.installation,
+            environments=stage.environments,
         )
         await loop.load()
         self.loop, self.controller = loop, controller

@@ -35,6 +35,7 @@ from moorings.testing.simulation.committed_state import CommittedState
 from moorings.testing.simulation.context import SimulationContext
 from moorings.testing.simulation.controller import PoisonError, SimulatedController
 from moorings.testing.simulation.engine import SimulatedCluster
+from moorings.testing.simulation.environments import SimulatedEnvironments
 from moorings.testing.simulation.episode_log import BrokenLaw, EpisodeLog
 from moorings.testing.simulation.fault_injector import FaultInjector
 from moorings.testing.simulation.fault_plan import FaultPlan
@@ -213,6 +214,7 @@ class Episode:
             sharing=sharing,
             yielded_claims=guarantees.given_back,
             rewinds=past,
+            environments=SimulatedEnvironments(),
         )
         self._numbers = itertools.count(1)
         self._leader: SimulatedController | None = None
