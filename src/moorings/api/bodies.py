@@ -26,7 +26,8 @@ from moorings.core.model.projects import ALIASES_MAX, MEMBER_CHARS_MAX, MEMBERS_
 from moorings.core.model.topology import DEVICES_MAX
 from moorings.wire.codec import to_camel_case
 from moorings.workloads.appliance import ApplianceJobType
-from moorings.workloads.jobs import COMMAND_ARGS_MAX, COMMAND_CHARS_MAX, ENVIRONMENT_CHARS_MAX
+from moorings.workloads.environment import ENVIRONMENT_CHARS_MAX, SETUP_CHARS_MAX, SETUP_LINES_MAX
+from moorings.workloads.jobs import COMMAND_ARGS_MAX, COMMAND_CHARS_MAX
 from moorings.workloads.labels import LABELS_MAX
 
 T = TypeVar("T")
@@ -64,6 +65,10 @@ _BOUNDS: Mapping[tuple[str, str], object] = {
     ],
     ("JobShape", "resume_args"): Annotated[
         tuple[Annotated[str, Field(max_length=COMMAND_CHARS_MAX)], ...], Field(max_length=COMMAND_ARGS_MAX)
+    ]
+    | None,
+    ("JobShape", "setup"): Annotated[
+        tuple[Annotated[str, Field(max_length=SETUP_CHARS_MAX)], ...], Field(max_length=SETUP_LINES_MAX)
     ]
     | None,
     ("JobShape", "environment"): Annotated[

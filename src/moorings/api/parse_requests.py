@@ -92,6 +92,7 @@ def job_spec(shape: JobShape) -> JobSpec:
         preemptible=bool(shape.preemptible),
         resume_args=shape.resume_args or (),
         retries=shape.retries or 0,
+        setup=shape.setup or (),
     )
 
 

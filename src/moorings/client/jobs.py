@@ -36,6 +36,7 @@ def job_shape(job: JobSpec) -> JobShape:
         preemptible=job.preemptible or None,
         resume_args=job.resume_args or None,
         retries=job.retries or None,
+        setup=job.setup or None,
     )
 
 

@@ -11,6 +11,8 @@ from moorings.core.model.claims import AUTO_SIGNAL, AUTO_SIGNALS, CheckpointCont
 from moorings.core.model.errors import MooringsError
 from moorings.engines.node_program import WatchedJob
 from moorings.ports.engine import RunSubmission
+from moorings.workloads.environment import is_function_name
+from moorings.workloads.jobs import JobSpec
 from moorings.workloads.runs import RunId
 
 
@@ -88,13 +90,23 @@ def watched_job(order: RunSubmission, directory: str) -> WatchedJob:
     job, resumable = order.job, order.job.checkpoint.resumable
     given = job.resume_args if resumable else ()
     since, chosen = order.resume_since, order.resume_from
-    return WatchedJob(directory, job.command, given, resumable, since, order.attempt, chosen)
+    return WatchedJob(directory, job.started_command(None), given, resumable, since, order.attempt, chosen)
 
 
 def job_environment(order: RunSubmission) -> dict[str, str]:
-    """Return a job's own variables and those of its run; callers add those of its partition."""
+    """Return a job's own variables and those of its run; callers add those of its partition.
+
+    Exported functions of bash are not among them: neither a POSIX shell nor a Secret takes their names.
+    """
+    own = {name: value for name, value in order.job.environment.items() if not is_function_name(name)}
     named = {"MOORINGS_RUN_ID": order.run, "MOORINGS_JOB_ID": order.run}
-    return {**order.job.environment, **named, **checkpoint_environment(order)}
+    return {**own, **named, **checkpoint_environment(order)}
+
+
+def describe_lost_functions(job: JobSpec) -> tuple[str, ...]:
+    """Return a sentence on the exported functions of bash that do not travel, if there are some."""
+    names = [name.removeprefix("BASH_FUNC_").removesuffix("%%") for name in job.environment if is_function_name(name)]
+    return (f"functions of bash do not travel: {', '.join(sorted(names)[:5])}",) if names else ()
 
 
 def log_files_of_tasks(

@@ -219,7 +219,7 @@ class Supervisor:
             raise TaskNotStartedError(NOT_EXECUTABLE, f"it could not be prepared: {error}") from error
         self._choose_checkpoint(checkpoints)
         self._started_at, self._started_s = _now(), time.monotonic()
-        command = job.resumed_command(self._order.resume_from)
+        command = job.started_command(self._order.resume_from)
         for rank in range(job.tasks):
             environment = task_environment_of(self._order, rank, meeting, bindings)
             try:

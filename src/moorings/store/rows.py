@@ -373,6 +373,7 @@ def _job_text(job: JobSpec) -> str:
         "preemptible": job.preemptible or None,
         "resume_args": list(job.resume_args) or None,
         "retries": job.retries or None,
+        "setup": list(job.setup) or None,
     }
     return _encode(
         {
@@ -414,8 +415,9 @@ def parse_job_text(text: str) -> JobSpec:
     values["checkpoint"] = CheckpointContract(**values["checkpoint"])
     values["command"] = tuple(values["command"])
     values["resources"] = Resources(**values["resources"])
-    if "resume_args" in values:
-        values["resume_args"] = tuple(values["resume_args"])
+    for name in ("resume_args", "setup"):
+        if name in values:
+            values[name] = tuple(values[name])
     if (part := values.get("appliance")) is not None:
         values["appliance"] = WorkflowPart(ApplianceJobType(part["kind"]), part["workflow"])
     return JobSpec(**values)

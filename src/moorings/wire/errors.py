@@ -97,6 +97,7 @@ ERRORS: dict[str, ErrorKind] = {
     "ipujob.name_taken": ErrorKind(409, ExitCode.CONFLICT, "an object that a job needs has another owner"),
     "ipujob.invalid": ErrorKind(422, ExitCode.USAGE, "the IPUJob cannot be used, or not be changed so"),
     "job.invalid": ErrorKind(422, ExitCode.USAGE, "the job cannot be used"),
+    "job.not_startable": ErrorKind(422, ExitCode.USAGE, "the job could not start where it would run"),
     "key.conflict": ErrorKind(409, ExitCode.CONFLICT, "the idempotency key was used with another request"),
     "key.exists": ErrorKind(409, ExitCode.CONFLICT, "an access key with that id exists"),
     "key.invalid": ErrorKind(422, ExitCode.USAGE, "the idempotency key or access key request is not allowed"),

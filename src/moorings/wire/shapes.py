@@ -115,6 +115,7 @@ class JobShape:
     preemptible: bool | None = None
     resume_args: tuple[str, ...] | None = None
     retries: int | None = None
+    setup: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

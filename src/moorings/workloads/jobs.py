@@ -4,6 +4,7 @@
 
     name = "digits"
     command = ["python3", "train.py"]
+    setup = ["module load cuda", "source $HOME/venv/bin/activate"]  # in bash, before the command
     tasks = 2                     # processes; one GCD each
     time = "10:00"                # limit, in Slurm's form; none: unlimited
     workdir = "."                 # relative to the job file
@@ -24,7 +25,8 @@
     nodes = 1
 
     [environment]
-    pass = ["PATH"]               # taken from the submitter's environment
+    export = "ALL"                # of the submitter's variables: ALL, BASIC, NONE, or "NAME,NAME=value"
+    pass = ["HF_HOME"]            # further ones by name
     set = { OMP_NUM_THREADS = "1" }
 
     [checkpoint]
@@ -44,7 +46,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from moorings.core.model.claims import TIME_LIMIT_S_MAX, CheckpointContract, ClaimSpec, check_spec
@@ -55,19 +57,26 @@ from moorings.core.model.quantities import parse_bytes, parse_duration_s
 from moorings.core.model.serialization import OMIT_IF_DEFAULT, to_plain
 from moorings.core.model.toml_table import TomlTable
 from moorings.workloads.appliance import WorkflowPart, check_workflow_part
+from moorings.workloads.environment import (
+    BASIC,
+    NONE,
+    SETUP_CHARS_MAX,
+    SETUP_LINES_MAX,
+    ExportRule,
+    check_environment,
+    choose_variables,
+    parse_export,
+    with_setup,
+)
 from moorings.workloads.labels import check_labels
 
 JOB_NAME_CHARS_MAX = 63
 COMMAND_ARGS_MAX = 4096
 COMMAND_CHARS_MAX = 131_072
-ENVIRONMENT_CHARS_MAX = 262_144
 TASKS_MAX = 4096
 RETRIES_MAX = 100
 
 _JOB_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}")
-RESERVED_PREFIXES = ("MOORINGS_", "IPUOF_")
-RESERVED_NAMES = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +124,7 @@ class JobSpec:
         preemptible: may be asked to yield: it is warned, stopped, and started again later.
         resume_args: further arguments of an attempt that resumes; ``{}`` in them is the checkpoint's path.
         retries: how often it resumes after an attempt was lost through no fault of its program.
+        setup: lines that bash runs before the command, which then has their variables and folder.
     """
 
     name: str
@@ -136,12 +146,16 @@ class JobSpec:
     preemptible: bool = field(default=False, metadata=OMIT_IF_DEFAULT)
     resume_args: tuple[str, ...] = field(default=(), metadata=OMIT_IF_DEFAULT)
     retries: int = field(default=0, metadata=OMIT_IF_DEFAULT)
+    setup: tuple[str, ...] = field(default=(), metadata=OMIT_IF_DEFAULT)
 
-    def resumed_command(self, checkpoint: str | None) -> tuple[str, ...]:
-        """The command of an attempt that resumes from a checkpoint, or of one that begins."""
-        if checkpoint is None:
-            return self.command
-        return (*self.command, *(each.replace("{}", checkpoint) for each in self.resume_args))
+    def started_command(self, checkpoint: str | None) -> tuple[str, ...]:
+        """What is started: setup and command, of an attempt that resumes from a checkpoint or of one that begins.
+
+        The command's own words are its last ones: arguments can be added at the end.
+        """
+        given = self.resume_args if checkpoint is not None else ()
+        resumed = (*self.command, *(each.replace("{}", checkpoint or "") for each in given))
+        return with_setup(self.setup, resumed)
 
     @property
     def needs_devices(self) -> bool:
@@ -223,7 +237,8 @@ def check_job(job: JobSpec) -> JobSpec:
         if not 0 <= length_s <= TIME_LIMIT_S_MAX:  # nor NaN
             raise MooringsError("job.invalid", f"{name} {length_s:g} s is out of range", hint="use 0 s to 366 days")
     _check_retries(job)
-    _check_environment(job.environment)
+    _check_setup(job.setup)
+    check_environment(job.environment)
     check_labels(job.labels)
     if job.appliance is not None:
         check_workflow_part(job.appliance)
@@ -238,7 +253,8 @@ def _check_texts(job: JobSpec) -> None:
             "no resume argument has {} where the checkpoint's path goes",
             hint='resume_arg = "--resume_from_checkpoint {}"',
         )
-    texts = (*job.command, *job.resume_args, job.workdir, job.checkpoint_directory or "", *job.environment.values())
+    words = (*job.command, *job.resume_args, *job.setup)
+    texts = (*words, job.workdir, job.checkpoint_directory or "", *job.environment.values())
     if any("\0" in text for text in texts):
         raise MooringsError("job.invalid", "a command, folder or variable holds a NUL character")
 
@@ -254,16 +270,10 @@ def _check_retries(job: JobSpec) -> None:
         )
 
 
-def _check_environment(environment: Mapping[str, str]) -> None:
-    if sum(len(name) + len(value) for name, value in environment.items()) > ENVIRONMENT_CHARS_MAX:
-        raise MooringsError("job.invalid", f"the environment is longer than {ENVIRONMENT_CHARS_MAX} characters")
-    for name in environment:
-        if not _VARIABLE.fullmatch(name):
-            raise MooringsError("job.invalid", f"{name[:80]!r} is not the name of a variable")
-        if name in RESERVED_NAMES or name.startswith(RESERVED_PREFIXES):
-            raise MooringsError(
-                "job.invalid", f"the variable {name} is set by Moorings", hint="leave it out of the job's environment"
-            )
+def _check_setup(setup: Sequence[str]) -> None:
+    if len(setup) > SETUP_LINES_MAX or sum(map(len, setup)) > SETUP_CHARS_MAX:
+        detail = f"setup has more than {SETUP_LINES_MAX} lines or {SETUP_CHARS_MAX} characters"
+        raise MooringsError("job.invalid", detail, hint='put them into a file: setup = ["source setup.sh"]')
 
 
 def claim_spec_for(job: JobSpec) -> ClaimSpec:
@@ -344,7 +354,15 @@ def machine_amounts(job: JobSpec) -> dict[str, int]:
 
 
 def parse_job(
-    text: str, *, source: str, folder: str, submitter: Mapping[str, str], default_name: str = "job"
+    text: str,
+    *,
+    source: str,
+    folder: str,
+    submitter: Mapping[str, str],
+    default_name: str = "job",
+    export: ExportRule | None = None,
+    usual_export: str = BASIC,
+    on_dropped: Callable[[str], None] = lambda _: None,
 ) -> JobSpec:
     """The job of a job file.
 
@@ -352,8 +370,11 @@ def parse_job(
         text: the TOML text.
         source: the file's name, for messages.
         folder: absolute folder that relative paths start from (the job file's own).
-        submitter: the submitter's environment, from which ``environment.pass`` takes variables.
+        submitter: the submitter's environment, from which variables travel.
         default_name: the name, if the file has none.
+        export: which of them, instead of what the file says.
+        usual_export: which of them, if neither says it.
+        on_dropped: gets a sentence on each variable that cannot travel.
 
     Raises:
         MooringsError: ``job.invalid`` (file and line named), or ``claim.*`` if the numbers cannot work.
@@ -364,11 +385,12 @@ def parse_job(
     kubernetes = top.table("kubernetes")
     image = kubernetes.text("image") if kubernetes.has("image") else None
     kubernetes.reject_unknown_keys()
+    environment = _environment(top.table("environment"), submitter, export, usual_export, on_dropped)
     job = JobSpec(
         name=top.text("name", default_name),
         command=_command(top),
         workdir=_absolute(top.text("workdir", "."), folder),
-        environment=_environment(top.table("environment"), submitter),
+        environment=environment,
         tasks=top.integer("tasks", 1),
         accelerators=accelerators,
         resources=resources,
@@ -381,6 +403,7 @@ def parse_job(
         preemptible=top.boolean("preemptible", default=False),
         resume_args=resume_args,
         retries=top.integer("retries", 0),
+        setup=top.strings("setup", ()),
     )
     top.reject_unknown_keys()
     try:
@@ -437,13 +460,35 @@ def _resources(table: TomlTable) -> Resources:
     return wanted
 
 
-def _environment(table: TomlTable, submitter: Mapping[str, str]) -> dict[str, str]:
-    variables = {name: submitter[name] for name in table.strings("pass", ("PATH",)) if name in submitter}
-    chosen = table.table("set")
-    for name in chosen.keys():
-        variables[name] = chosen.text(name)
+def _environment(
+    table: TomlTable,
+    submitter: Mapping[str, str],
+    export: ExportRule | None,
+    usual: str,
+    on_dropped: Callable[[str], None],
+) -> dict[str, str]:
+    chosen = _export_rule(table, usual)
+    found = choose_variables(export or chosen, submitter)
+    for sentence in found.dropped:
+        on_dropped(sentence)
+    variables = dict(found.variables)
+    given = table.table("set")
+    for name in given.keys():
+        variables[name] = given.text(name)
     table.reject_unknown_keys()
     return variables
+
+
+def _export_rule(table: TomlTable, usual: str) -> ExportRule:
+    """The rule of the file; ``pass`` alone means only these, as it did before there was ``export``."""
+    names = table.strings("pass", ())
+    if not table.has("export"):
+        return ExportRule(NONE, names) if table.has("pass") else ExportRule(usual)
+    try:
+        rule = parse_export(table.text("export"))
+    except MooringsError as error:
+        table.fail_at("export", error.detail, error.hint)
+    return replace(rule, names=(*rule.names, *names))
 
 
 def _checkpoint(table: TomlTable, folder: str) -> tuple[CheckpointContract, str | None, tuple[str, ...]]:

@@ -40,7 +40,7 @@ def test_a_command_alone():
     assert job.command == ("/usr/bin/python3", "train.py")
     assert (job.name, job.workdir, job.tasks) == ("python3", "/work", 1)
     assert job.accelerators.size == 4
-    assert job.environment == {"PATH": "/bin"}
+    assert job.environment == {"PATH": "/bin", "HOME": "/home/ann"}
 
 
 def test_a_job_without_devices_has_one_cpu_if_it_names_none():

@@ -533,6 +533,7 @@ class Everything(Story):
             preemptible=True,
             resume_args=("--resume", "{}"),
             retries=3,
+            setup=("true",),
         )
         ident = RunId(f"run-{name}")
         return CreateRun(

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from moorings.core.model.claims import WARN_SIGNALS, CheckpointContract
 from moorings.core.model.errors import MooringsError
+from moorings.workloads.environment import ENVIRONMENT_CHARS_MAX, SETUP_LINES_MAX, VARIABLE_BYTES_MAX
 from moorings.workloads.jobs import (
     COMMAND_ARGS_MAX,
-    ENVIRONMENT_CHARS_MAX,
     JOB_NAME_CHARS_MAX,
     TASKS_MAX,
     Accelerators,
@@ -64,7 +64,7 @@ def test_a_command_is_enough():
         name="job",
         command=("python3", "train.py"),
         workdir="/home/ann/digits",
-        environment={"PATH": "/usr/bin"},
+        environment={"PATH": "/usr/bin", "HOME": "/home/ann"},
     )
 
 
@@ -77,6 +77,7 @@ def test_everything_that_may_be_written():
     workdir = "src"
     project = "vision"
     priority = -5
+    setup = ["module load cuda", "source venv/bin/activate"]
     preemptible = true
     [accelerators]
     kind = "gpu"
@@ -88,6 +89,7 @@ def test_everything_that_may_be_written():
     memory = "4G"
     nodes = 2
     [environment]
+    export = "NONE"
     pass = ["HOME", "MISSING"]
     set = { OMP_NUM_THREADS = "1" }
     [checkpoint]
@@ -114,6 +116,7 @@ def test_everything_that_may_be_written():
         checkpoint_directory="/home/ann/digits/checkpoints",
         image="registry.example/digits:1",
         preemptible=True,
+        setup=("module load cuda", "source venv/bin/activate"),
     )
 
 
@@ -284,7 +287,13 @@ def test_a_working_folder_is_absolute(workdir):
 
 @pytest.mark.parametrize(
     "where",
-    [{"command": ("x", "a\0b")}, {"workdir": "/a\0"}, {"checkpoint_directory": "/\0"}, {"environment": {"A": "\0"}}],
+    [
+        {"command": ("x", "a\0b")},
+        {"workdir": "/a\0"},
+        {"checkpoint_directory": "/\0"},
+        {"environment": {"A": "\0"}},
+        {"setup": ("\0",)},
+    ],
 )
 def test_nothing_holds_a_nul(where):
     assert "NUL" in str(refused(**where))
@@ -325,9 +334,18 @@ def test_a_job_cannot_set_what_moorings_sets(name):
     assert "leave it out" in refused(environment={name: "1"}).hint
 
 
+def test_setup_has_an_end():
+    check_job(job(setup=("true",) * SETUP_LINES_MAX))
+    refused(setup=("true",) * (SETUP_LINES_MAX + 1))
+    refused(setup=("x" * 16_385,))
+
+
 def test_an_environment_has_an_end():
     refused(environment={"A": "x" * ENVIRONMENT_CHARS_MAX})
-    check_job(job(environment={"A": "x" * (ENVIRONMENT_CHARS_MAX - 1)}))
+    half = ENVIRONMENT_CHARS_MAX // 2 - 3
+    check_job(job(environment={"A": "x" * half, "B": "x" * half}))
+    assert "Linux" in str(refused(environment={"A": "x" * (VARIABLE_BYTES_MAX - 1)}))
+    check_job(job(environment={"A": "x" * (VARIABLE_BYTES_MAX - 2)}))
 
 
 # -- what it asks of the queue -------------------------------------------------------------------------------------

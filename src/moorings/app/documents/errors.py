@@ -67,6 +67,8 @@ REMEDIES: dict[str, str] = {
     "ipujob.name_taken": "rename the job, or remove the object that the detail names",
     "ipujob.invalid": "the detail names each field; the [IPUJob](ipujob.md) has them all",
     "job.invalid": "the detail names file, line and key; the [job file](job-file.md) has them all",
+    "job.not_startable": "the detail names the program or folder; `moor run` looks before it submits a job that would "
+    "run on its own machine",
     "key.conflict": "one key is for one request: make a new key for another",
     "key.exists": "repeat the request: the new key gets another id",
     "key.invalid": "the detail says what is not allowed",

@@ -29,10 +29,10 @@ from moorings.core.model.projects import (
 from moorings.core.model.queue_reports import INSTANCE_ID_CHARS, QUEUE_JOBS_MAX
 from moorings.core.model.timestamps import DAY_S
 from moorings.core.model.topology import DEVICES_MAX
+from moorings.workloads.environment import ENVIRONMENT_CHARS_MAX, SETUP_CHARS_MAX, SETUP_LINES_MAX
 from moorings.workloads.jobs import (
     COMMAND_ARGS_MAX,
     COMMAND_CHARS_MAX,
-    ENVIRONMENT_CHARS_MAX,
     JOB_NAME_CHARS_MAX,
     RETRIES_MAX,
     TASKS_MAX,
@@ -150,7 +150,7 @@ FIELDS: dict[tuple[str, str], tuple[str, str]] = {
     ("JobShape", "workdir"): ("an absolute path", "Working folder of every task."),
     ("JobShape", "environment"): (
         f"{ENVIRONMENT_CHARS_MAX:,} characters in all",
-        "Variables of every task. Those that [Moorings sets](environment.md#variables-of-a-job) are refused.",
+        "Variables of every task; none that [Moorings sets](environment.md#variables-of-a-job). No answer has values.",
     ),
     ("JobShape", "tasks"): (f"1 to {TASKS_MAX:,}", "Processes; one GCD each."),
     ("JobShape", "accelerators"): ("[AcceleratorsShape](#acceleratorsshape)", "Devices of the whole job."),
@@ -173,6 +173,10 @@ FIELDS: dict[tuple[str, str], tuple[str, str]] = {
     ("JobShape", "retries"): (
         f"0 to {RETRIES_MAX}",
         "How often it resumes after the loss of its machine or devices; 0 if left out.",
+    ),
+    ("JobShape", "setup"): (
+        f"{SETUP_LINES_MAX} lines, {SETUP_CHARS_MAX:,} characters in all",
+        "Lines that bash runs before the command, which has their variables and folder.",
     ),
     ("JobShape", "preemptible"): ("true or false", "Whether it may be asked to yield; it goes on later."),
     ("JobShape", "appliance"): ("[ApplianceShape](#applianceshape)", "Its part in a workflow of an appliance."),

@@ -16,7 +16,7 @@ from moorings.core.model.claims import PRIORITY_MAX, SIZE_MAX, TIME_LIMIT_S_MAX,
 from moorings.core.model.topology import CATALOGUE_BLOCKS_MAX, DEVICES_MAX
 from moorings.drivers.simulated.settings import SimulatedSettings
 from moorings.drivers.vipu.settings import VipuSettings
-from moorings.workloads import jobs
+from moorings.workloads import environment, jobs
 
 _DAYS = TIME_LIMIT_S_MAX // 86_400
 _CONTRACT = CheckpointContract()
@@ -94,6 +94,10 @@ JOB: tuple[FileKey, ...] = (
         "Program and arguments of every task. No shell is put in between; a string is split as a shell splits words.",
         required=True,
     ),
+    FileKey(
+        *("", "setup", "list of strings", "[]", f"{environment.SETUP_LINES_MAX} lines"),
+        "Lines that bash runs before the command, in the same shell: `module load cuda`, `source venv/bin/activate`.",
+    ),
     FileKey("", "tasks", "integer", "1", f"1 to {jobs.TASKS_MAX:,}", "Processes; each has one GCD of the partition."),
     FileKey("", "time", "duration", "", f"1 s to {_DAYS} days", "Time limit of the run. Without it: endless."),
     FileKey("", "workdir", "string", '"."', "a folder", "Working folder of every task; relative: to the job file."),
@@ -132,9 +136,24 @@ JOB: tuple[FileKey, ...] = (
     ),
     FileKey("resources", "memory", "size", "", "1 byte or more", "Memory of a task; counted likewise."),
     FileKey("resources", "nodes", "integer", "1", "1 on one machine", "Hosts of the job."),
-    FileKey("environment", "pass", "list of strings", '["PATH"]', "names", "Variables passed on from the submitter."),
     FileKey(
-        *("environment", "set", "table of strings", "", f"{jobs.ENVIRONMENT_CHARS_MAX:,} characters in all"),
+        "environment",
+        "export",
+        "string",
+        "",
+        "`ALL`, `BASIC`, `NONE`, `NAME,NAME=value`, also behind `ALL,` or `BASIC,`",
+        "Which of the submitter's variables travel ([which is usual](../how-to/environment.md)).",
+    ),
+    FileKey(
+        "environment",
+        "pass",
+        "list of strings",
+        "[]",
+        "names",
+        "Further ones by name; without `export` only these.",
+    ),
+    FileKey(
+        *("environment", "set", "table of strings", "", f"{environment.ENVIRONMENT_CHARS_MAX:,} characters in all"),
         "Further variables. Names that [Moorings sets](environment.md#variables-of-a-job) are refused.",
     ),
     FileKey(

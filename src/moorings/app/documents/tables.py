@@ -100,7 +100,10 @@ LIMITS: dict[str, tuple[_Row, ...]] = {
         ("tasks", "", "workloads.jobs:TASKS_MAX"),
         ("words of a command", "", "workloads.jobs:COMMAND_ARGS_MAX"),
         ("characters of a command", "", "workloads.jobs:COMMAND_CHARS_MAX"),
-        ("characters of an environment", "", "workloads.jobs:ENVIRONMENT_CHARS_MAX"),
+        ("characters of an environment", "", "workloads.environment:ENVIRONMENT_CHARS_MAX"),
+        ("bytes of one of its variables", "", "workloads.environment:VARIABLE_BYTES_MAX"),
+        ("setup lines of a job", "", "workloads.environment:SETUP_LINES_MAX"),
+        ("their characters", "", "workloads.environment:SETUP_CHARS_MAX"),
     ),
     "Pools": (
         ("pools", "", "core.model.pools:POOLS_MAX"),

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import os
 import re
 import secrets
-import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
 
 from moorings.cli.command_tree import MoorCommand, complete_names, examples
+from moorings.cli.early_checks import check_startable
+from moorings.cli.job_environment import (
+    JobPlace,
+    choose_export,
+    find_place,
+    named_variables,
+    read_env_files,
+    read_regular_text,
+)
 from moorings.cli.slurm_submission import SlurmSubmission, cancel_own
 from moorings.client import spool
 from moorings.client.error_text import format_cause
@@ -31,10 +37,12 @@ from moorings.terminal.interrupts import Interrupted, SignalsAsExceptions
 from moorings.terminal.patience import make_patience
 from moorings.terminal.progress import Progress
 from moorings.wire.shapes import RunBody, RunRequest
+from moorings.workloads.environment import BASIC, ExportRule, choose_variables, names_alone, parse_export
 from moorings.workloads.jobs import Accelerators, JobSpec, Resources, check_job, parse_job
 from moorings.workloads.runs import RunState
 
 CANCEL_PATIENCE_S = 60.0
+JOB_FILE_BYTES_MAX = 4 << 20  # its environment and command, escaped
 
 
 class RunCommand(MoorCommand):
@@ -81,7 +89,17 @@ class RunCommand(MoorCommand):
 @click.option("--project", metavar="NAME", help="Project (default).")
 @click.option("--preemptible", is_flag=True, help="The job may be preempted; it resumes later.")
 @click.option("--retries", type=int, metavar="N", help="Resume so often after the loss of its machine or devices (0).")
-@click.option("--env", multiple=True, metavar="NAME[=VALUE]", help="Give the job a variable; PATH it always has.")
+@click.option(
+    "--export",
+    metavar="WHICH",
+    help="Variables of this shell that the job gets: ALL, BASIC (HOME, PATH, LANG, ...), NONE, or NAME,NAME=VALUE, "
+    "also behind ALL (by your own controller and on Slurm ALL, on Kubernetes NONE, else BASIC).",
+)
+@click.option("--env", multiple=True, metavar="NAME[=VALUE]", help="Give the job a further variable.")
+@click.option(
+    "--env-file", multiple=True, metavar="FILE", help="Give it those of a file with NAME=VALUE lines, as secrets."
+)
+@click.option("--setup", multiple=True, metavar="LINE", help="Run this line in bash before the command.")
 @click.option("--label", multiple=True, metavar="KEY=VALUE", help="Give the run a label, for 'moor get runs -l'.")
 @click.option("--chdir", metavar="DIR", help="Working folder (this one, or the job file's).")
 @click.option(
@@ -114,8 +132,11 @@ def run(
     project: str | None,
     preemptible: bool,
     retries: int | None,
+    export: str | None,
     env: tuple[str, ...],
     label: tuple[str, ...],
+    env_file: tuple[str, ...],
+    setup: tuple[str, ...],
     chdir: str | None,
     engine: str,
     image: str | None,
@@ -142,22 +163,39 @@ def run(
         project=project,
         preemptible=preemptible,
         retries=retries,
+        exported=export,
         environment=env,
         labels=label,
+        env_files=env_file,
+        setup=setup,
         workdir=chdir,
         image=image,
     )
     usual_project = session.configuration.text("project")
-    job = build_job(file[0] if file else None, command, flags, session.environment, Path.cwd(), usual_project)
+    place = find_place(session.configuration.text("server"), engine, session.environment)
+    job = build_job(
+        file[0] if file else None,
+        command,
+        flags,
+        session.environment,
+        Path.cwd(),
+        usual_project,
+        usual_export=choose_export(place, engine),
+        warn=session.console.warn,
+    )
     if from_ is not None and resume is None:
         raise click.UsageError("--from names a checkpoint of the run behind --resume: give both")
     request = RunRequest(job=job_shape(job), engine=engine, resume=resume, resume_from=from_)
     if dry_run:
-        return _show_job(session, request)
+        return _show_job(session, _without_values(request))
+    if place is not JobPlace.ELSEWHERE:
+        check_startable(job)
     key = secrets.token_hex(16)
     request = _hand_in(session, job, request)
     submission = SlurmSubmission(session, job)
     request = submission.prepare(request)
+    if request.submitter is not None:  # what this command itself submits to Slurm has the values
+        request = _without_values(request)
     if detach:
         made = _create(session, request, key)
         progress = Progress(session.console)
@@ -177,7 +215,12 @@ def _hand_in(session: CommandContext, job: JobSpec, request: RunRequest) -> RunR
     path = socket_path(session.client.server)
     if path is None or request.engine != "local":
         return request
-    return replace(request, spool_entry=spool.hand_in(spool.submit_socket(path), to_plain(job)))
+    return replace(_without_values(request), spool_entry=spool.hand_in(spool.submit_socket(path), to_plain(job)))
+
+
+def _without_values(request: RunRequest) -> RunRequest:
+    """The request with the names of the job's variables alone."""
+    return replace(request, job=replace(request.job, environment=names_alone(request.job.environment)))
 
 
 def _create(session: CommandContext, request: RunRequest, key: str) -> RunBody:
@@ -308,8 +351,11 @@ class JobFlags:
     project: str | None = None
     preemptible: bool = False
     retries: int | None = None
+    exported: str | None = None
     environment: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
+    env_files: tuple[str, ...] = ()
+    setup: tuple[str, ...] = ()
     workdir: str | None = None
     image: str | None = None
 
@@ -321,6 +367,9 @@ def build_job(
     environment: Mapping[str, str],
     folder: Path,
     project: str,
+    *,
+    usual_export: str = BASIC,
+    warn: Callable[[str], None] = lambda _: None,
 ) -> JobSpec:
     """Build the job from a file, a command and flags; flags take precedence over the file.
 
@@ -331,49 +380,69 @@ def build_job(
         environment: the submitter's variables.
         folder: the current folder of the command, absolute.
         project: the project of a command without a flag for it; a file names its own.
+        usual_export: the variables that travel if neither flag nor file says it.
+        warn: gets a sentence on a variable that cannot travel, or on a file that others can read.
 
     Raises:
         MooringsError: ``job.invalid``, ``claim.*``, ``duration.invalid``, ``size.invalid``.
     """
+    rule = parse_export(flags.exported) if flags.exported is not None else None
     if file is not None:
-        job = read_job(folder / file, environment)
+        job = read_job(folder / file, environment, rule, usual_export, warn)
     else:
-        passed = {name: environment[name] for name in ("PATH",) if name in environment}
+        chosen = choose_variables(rule or ExportRule(usual_export), environment)
+        for sentence in chosen.dropped:
+            warn(sentence)
         job = JobSpec(
-            name=job_name_of(command), command=tuple(command), workdir=str(folder), environment=passed, project=project
+            name=job_name_of(command),
+            command=tuple(command),
+            workdir=str(folder),
+            environment=chosen.variables,
+            project=project,
         )
     if command:
         job = replace(job, command=tuple(command))
-    return check_job(_with_flags(job, flags, environment, folder))
+    given = read_env_files(flags.env_files, folder, warn) | named_variables(flags.environment, environment)
+    return check_job(_with_flags(replace(job, environment={**job.environment, **given}), flags, folder))
 
 
-def read_job(path: Path, environment: Mapping[str, str]) -> JobSpec:
+def read_job(
+    path: Path,
+    environment: Mapping[str, str],
+    rule: ExportRule | None = None,
+    usual_export: str = BASIC,
+    warn: Callable[[str], None] = lambda _: None,
+) -> JobSpec:
     """The job in a job file.
+
+    Args:
+        path: the file.
+        environment: the submitter's variables.
+        rule: which of them travel, whatever the file says.
+        usual_export: which of them, if the file says nothing.
+        warn: gets a sentence on each that cannot travel.
 
     Raises:
         MooringsError: ``job.invalid``, with file and line.
     """
     try:
-        text = _regular_text(path)
+        text, _ = read_regular_text(path, JOB_FILE_BYTES_MAX)
     except (OSError, UnicodeDecodeError) as error:
         raise MooringsError(
             "job.invalid",
             f"the job file {path} cannot be read: {format_cause(error)}",
             hint="to run a command write: moor run [flags] -- COMMAND [ARGUMENT...]",
         ) from error
-    folder = path.absolute().parent
     return parse_job(
-        text, source=str(path), folder=str(folder), submitter=environment, default_name=job_name_of([path.stem])
+        text,
+        source=str(path),
+        folder=str(path.absolute().parent),
+        submitter=environment,
+        default_name=job_name_of([path.stem]),
+        export=rule,
+        usual_export=usual_export,
+        on_dropped=warn,
     )
-
-
-def _regular_text(path: Path) -> str:
-    """The text of a regular file; ``O_NONBLOCK``, as opening a FIFO would wait for a writer for ever."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, encoding="utf-8") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file")
-        return file.read()
 
 
 def job_name_of(command: Sequence[str]) -> str:
@@ -382,7 +451,7 @@ def job_name_of(command: Sequence[str]) -> str:
     return stem.strip("._-") or "job"
 
 
-def _with_flags(job: JobSpec, flags: JobFlags, environment: Mapping[str, str], folder: Path) -> JobSpec:
+def _with_flags(job: JobSpec, flags: JobFlags, folder: Path) -> JobSpec:
     wanted, needs = job.accelerators, job.resources
     return replace(
         job,
@@ -404,8 +473,8 @@ def _with_flags(job: JobSpec, flags: JobFlags, environment: Mapping[str, str], f
         project=flags.project if flags.project is not None else job.project,
         preemptible=flags.preemptible or job.preemptible,
         retries=flags.retries if flags.retries is not None else job.retries,
-        environment={**job.environment, **_variables(flags.environment, environment)},
         labels={**job.labels, **_labels(flags.labels)},
+        setup=(*job.setup, *flags.setup),
         workdir=str((folder / flags.workdir).absolute()) if flags.workdir is not None else job.workdir,
         image=flags.image if flags.image is not None else job.image,
     )
@@ -417,16 +486,3 @@ def _labels(given: Sequence[str]) -> dict[str, str]:
         if not equals:
             raise MooringsError("label.invalid", f"--label {key[:80]!r} is not KEY=VALUE", hint="write team=nlp")
     return {key: value for key, _, value in pairs}
-
-
-def _variables(given: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """``NAME=VALUE`` unchanged, ``NAME`` with the submitter's value; a missing variable is an error."""
-    found = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        if not equals and name not in environment:
-            raise MooringsError(
-                "job.invalid", f"--env {name[:80]}: there is no such variable here", hint="give it as --env NAME=VALUE"
-            )
-        found[name] = value if equals else environment[name]
-    return found

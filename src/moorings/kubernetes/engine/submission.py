@@ -15,7 +15,7 @@ import re
 
 from moorings.core.model.claims import NAME_CHARS_MAX
 from moorings.core.model.serialization import from_plain, to_plain
-from moorings.engines.launch import job_environment, rejected_error, signal_names, warn_signals
+from moorings.engines.launch import describe_lost_functions, job_environment, rejected_error, signal_names, warn_signals
 from moorings.kubernetes.engine.checkpoint_containers import add_checkpoint_containers, unexpanded
 from moorings.kubernetes.engine.run_folder import KubernetesRunFolder, SubmittedIPUJob
 from moorings.kubernetes.engine.settings import KubernetesEngineSettings
@@ -88,6 +88,7 @@ def describe_differences(job: JobSpec, settings: KubernetesEngineSettings) -> tu
         told.append(f"its checkpoints in {job.checkpoint_directory} are lost when it ends: that is in no volume")
     if "PATH" in job.environment:
         told.append("PATH is that of whoever started it, and not what its image says")
+    told += describe_lost_functions(job)
     if job.resources.nodes > 1:
         told.append("on which nodes its tasks run is Kubernetes' choice")
     if not settings.request_cpus and job.resources.cpus > 1:
@@ -197,7 +198,7 @@ def _pod_spec(order: RunSubmission, asked: SubmittedIPUJob, settings: Kubernetes
             {
                 "name": CONTAINER,
                 "image": job.image,
-                "command": [unexpanded(word) for word in job.resumed_command(order.resume_from)],
+                "command": [unexpanded(word) for word in job.started_command(order.resume_from)],
                 "workingDir": job.workdir,
                 "envFrom": [{"secretRef": {"name": secret_name(asked.name)}}],
                 "resources": {"requests": requests, "limits": limits},

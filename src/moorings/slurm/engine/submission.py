@@ -13,6 +13,7 @@ from pathlib import Path
 
 from moorings.core.model.errors import MooringsError
 from moorings.engines.launch import (
+    describe_lost_functions,
     fixed_warn_signal,
     job_environment,
     parse_signal,
@@ -81,6 +82,7 @@ def describe_differences(job: JobSpec, place: SubmitTarget, user: str) -> tuple[
     where = {"account": place.account, "partition": place.partition, "QOS": place.qos}
     named = "".join(f", {key} {value}" for key, value in where.items() if value)
     differences = [f"in Slurm it is a job of {user}{named}, under Slurm's priorities and limits"]
+    differences += describe_lost_functions(job)
     if job.time_limit_s is None:
         differences.append("without a time it has the usual limit of Slurm's partition")
     if job.resources.memory_bytes is not None and job.resources.memory_bytes % (job.resources.cpus * MIB):
@@ -241,7 +243,7 @@ def _environment(order: RunSubmission) -> str:
     lines = [f"export {name}={shlex.quote(value)}" for name, value in job_environment(order).items()]
     lines += [
         f"_moorings_workdir={shlex.quote(job.workdir)}",
-        f"set -- {shlex.join(job.resumed_command(order.resume_from))}",
+        f"set -- {shlex.join(job.started_command(order.resume_from))}",
     ]
     return "\n".join([*lines, ""])
 
