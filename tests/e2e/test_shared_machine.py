@@ -126,6 +126,35 @@ def test_root_writes_a_file_with_quotas_for_each_person(machine: SharedMachineRi
     assert attempt("eve", 4) == 0
 
 
+def test_the_values_of_variables_are_in_roots_spool_and_the_persons_folder_alone(machine: SharedMachineRig) -> None:
+    home = machine.root / "home/ann"
+    (home / "secrets.env").write_text("TOKEN=hunter2\n")
+    os.chown(home / "secrets.env", PEOPLE["ann"], PEOPLE["ann"])
+    (home / "secrets.env").chmod(0o600)
+    words = ["--env-file", "secrets.env", "--setup", "cd $HOME/work", "--setup", "export TWICE=$TOKEN$TOKEN"]
+    (home / "work").mkdir()
+    done = machine.moor("ann", "run", "--ipus", "1", *words, "--", "sh", "-c", "echo $TWICE $USER; pwd; sleep 1")
+    assert (done.returncode, done.stdout) == (0, "hunter2hunter2 ann\n/home/ann/work\n"), done.stderr
+    assert "warning" not in done.stderr
+    for path in (machine.root / "var/lib/moorings").rglob("*"):
+        assert not path.is_file() or b"hunter2" not in path.read_bytes(), path
+    shown = machine.moor("ann", "get", "runs", "--all", "-o", "json").stdout
+    assert '"TOKEN": ""' in shown
+
+
+def test_what_cannot_start_is_not_even_handed_in(machine: SharedMachineRig) -> None:
+    spool = machine.root / "var/lib/moorings-jobs/spool" / str(PEOPLE["bob"])
+    before = set(spool.iterdir()) if spool.exists() else set()
+    for words, why in (
+        (["--", "nosuch"], "the program nosuch was not found"),
+        (["--chdir", "/home/ann", "--", "sh", "-c", "exit"], "you may not enter the working folder /home/ann"),
+        (["--chdir", "/nosuch", "--", "id"], "the working folder /nosuch cannot be used"),
+    ):
+        done = machine.moor("bob", "run", "--ipus", "1", *words)
+        assert (done.returncode, why in done.stderr) == (2, True), done.stderr
+    assert (set(spool.iterdir()) if spool.exists() else set()) == before
+
+
 def test_a_job_that_the_controller_refuses_is_taken_back(machine: SharedMachineRig) -> None:
     spool = machine.root / "var/lib/moorings-jobs/spool" / str(PEOPLE["eve"])
     before = set(spool.iterdir()) if spool.exists() else set()
