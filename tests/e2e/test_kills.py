@@ -11,7 +11,7 @@ import pytest
 
 from examples.demo import processes_of
 from tests.e2e.processes import ControllerProcess
-from tests.waiting import patient
+from tests.waiting import patient, until
 
 ROUNDS = 8
 CLIENTS = 6
@@ -129,6 +129,46 @@ def test_a_run_survives_the_controller_s_kill(controller: ControllerProcess, tmp
     assert processes_of(run["id"]) == []
     ends = controller.ask("GET", f"/v1/events?run={run['id']}&name=run.ended")[1]["items"]
     assert len(ends) == 1, "every run's end is recorded once"
+
+
+def test_a_waiting_run_keeps_its_variables_over_kills_and_through_a_pause(
+    controller: ControllerProcess, tmp_path: Path
+) -> None:
+    """Each attempt needs their values anew, and the database has none."""
+    names = [f"held-{number}" for number in range(2)]
+    for name in names:
+        assert controller.ask("POST", "/v1/claims?wait=5s", {"name": name, "size": 8})[0] == 201
+    job = {
+        "name": "waits",
+        "command": ["sh", "-c", "echo $TOKEN; until test -e gate; do sleep 0.02; done"],
+        "workdir": str(tmp_path),
+        "environment": {"PATH": "/usr/bin:/bin", "TOKEN": "hunter2"},
+        "checkpoint": {"resumable": True, "graceS": 0.1},
+        "checkpointDirectory": str(tmp_path / "checkpoints"),
+        "accelerators": {"size": 16},
+    }
+    status, run = controller.ask("POST", "/v1/runs", {"job": job}, headers={"Idempotency-Key": "waits"})
+    assert (status, run["job"]["environment"]) == (201, {"PATH": "", "TOKEN": ""})
+    controller.kill()
+    controller.start()
+    status, again = controller.ask("POST", "/v1/runs", {"job": job}, headers={"Idempotency-Key": "waits"})
+    assert (status, again["id"]) == (201, run["id"])
+    for name in names:
+        controller.ask("DELETE", f"/v1/claims/{name}")
+    until(lambda: controller.ask("GET", f"/v1/runs/{run['id']}")[1]["state"] == "RUNNING")
+    status, paused = controller.ask("POST", f"/v1/runs/{run['id']}/pause?wait=20s", {"saveTimeoutS": 0.1})
+    assert (status, paused.get("state")) == (200, "PAUSED"), paused
+    controller.kill()
+    controller.start()
+    controller.ask("POST", f"/v1/runs/{run['id']}/resume", {})
+    until(lambda: controller.ask("GET", f"/v1/runs/{run['id']}")[1]["state"] == "RUNNING")
+    (tmp_path / "gate").touch()
+    status, ended = controller.ask("GET", f"/v1/runs/{run['id']}?wait=20s")
+    assert (ended["state"], ended["attempt"] > 0) == ("SUCCEEDED", True), ended
+    logs = [path.read_text() for path in controller.data.rglob("logs/*/0.log")]
+    assert logs == ["hunter2\n"] * 2
+    for path in controller.data.glob("moorings.db*"):
+        assert b"hunter2" not in path.read_bytes(), path
 
 
 def test_a_second_controller_on_the_same_data_is_refused(controller: ControllerProcess, tmp_path: Path) -> None:
