@@ -156,6 +156,18 @@ def test_a_command_runs_on_a_partition_of_its_own_and_its_exit_code_is_ours(site
     assert "task 1 ended with exit code 7" in said
 
 
+def test_setup_and_all_variables_of_the_shell_reach_the_tasks(site: IpuSite, start: Start) -> None:
+    lines = ("--setup", "export A=$B", "--setup", "cd /")
+    code, output, said = finish(
+        start("--ipus", "1", "--env", "B=it is", *lines, "--", "sh", "-c", "echo $A $HOME; pwd")
+    )
+    assert (code, output) == (0, f"it is {site.cluster.folder}\n/\n"), said
+    code, output, said = finish(start("--ipus", "1", "--setup", "(exit 5)", "--", "echo", "started"))
+    assert (code, "setup line 1 ended with exit code 5: (exit 5)" in output, "started" in output) == (5, True, False), (
+        said
+    )
+
+
 def test_it_says_in_slurms_words_why_it_waits_and_starts_when_there_is_room(site: IpuSite, start: Start) -> None:
     before = runs(site)
     blocker = site.cluster.sbatch("sleep 300", "--ipus=16")
