@@ -82,6 +82,8 @@ def items(controller: ControllerProcess, kind: str) -> dict[str, dict[str, Any]]
 def same(now: Mapping[str, Any], then: Mapping[str, Any], *but: str) -> None:
     """What was told then is told now; there may be more."""
     for name, value in then.items():
+        if name == "job":  # that release showed the values of its variables
+            value = value | {"environment": dict.fromkeys(value["environment"], "")}
         if name not in ALWAYS and name not in but:
             assert now.get(name) == value, (then.get("name") or then.get("id"), name)
 

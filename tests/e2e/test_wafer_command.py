@@ -278,7 +278,10 @@ def test_the_cluster_shows_who_holds_what(site: Site, moor: Moor) -> None:
     assert waiting in moor("get", "jobs")[1]
 
 
-def test_logs_are_exported_without_secrets(site: Site, moor: Moor, tmp_path: Path) -> None:
+def test_logs_are_exported_without_secrets(
+    site: Site, moor: Moor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", SECRET)
     script = "for i in 1 2 3; do echo line $i of $RANK; done; echo it is $HF_TOKEN; echo password=$HF_TOKEN-2"
     environment = {"PATH": "/usr/bin:/bin", "HF_TOKEN": SECRET}
     ended = site.start("sh", "-c", script, systems=2, tasks=2, environment=environment)

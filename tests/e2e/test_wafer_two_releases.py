@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,8 @@ def test_a_program_is_compiled_with_client_and_controller_of_two_releases(
         assert entry["state"] == "SUCCEEDED"
         run = site.job(entry["id"])
         assert run["labels"] == {"team": "nlp"}
-        assert ("released" in str(run["job"]["environment"].get("PYTHONPATH"))) == (old == "client")
+        order = json.loads((site.controller.data / "runs" / run["id"] / "order.json").read_text())
+        assert ("released" in str(order["job"]["environment"].get("PYTHONPATH"))) == (old == "client")
         assert [job["state"] for job in site.jobs()] == ["SUCCEEDED"]
         until(lambda: site.claims() == [])
     finally:

@@ -36,7 +36,8 @@ events.json   what happened to both, in order
 why.json      while it waits: why, and what would change that
 logs/task-N   what task N has written{lines}
 
-What looks like a secret (keys, tokens, passwords) is replaced by "{left_out}".
+What looks like a secret (keys, tokens, passwords) is replaced by "{left_out}", and so are values of the job's secret
+variables that the shell of this command has, too: the controller shows no value. Look through it before you send it on.
 {missing}"""
 
 

@@ -72,10 +72,14 @@ def doctor(
 
 def _try_job(session: CommandContext, file: Path, works: str, timeout: str) -> list[Finding]:
     from moorings.cli.commands.run import read_job
+    from moorings.cli.job_environment import choose_export, find_place
     from moorings.cli.job_trial import TrialTimes, try_job
 
     times = TrialTimes(parse_seconds(works), parse_seconds(timeout))
-    job = check_job(read_job(Path.cwd() / file, session.environment))
+    place = find_place(session.configuration.text("server"), "local", session.environment)
+    usual = choose_export(place, "local")
+    warn = session.console.warn
+    job = check_job(read_job(Path.cwd() / file, session.environment, usual_export=usual, warn=warn))
     with SignalsAsExceptions():
         return try_job(session.client, job, times, Progress(session.console).report)
 
