@@ -113,6 +113,7 @@ ABOUT: Final[Mapping[str, tuple[str, tuple[str, str]]]] = {
     **dict.fromkeys(("explain_claim", "get_binding"), CLAIM),
     **dict.fromkeys(("get_run", "cancel_run", "pause_run", "resume_run", "label_run", "prioritise_run"), RUN),
     "get_logs": RUN,
+    "get_terminal": RUN,
     **dict.fromkeys(("get_partition", "delete_partition", "reset_partition"), PARTITION),
     "get_project": ("project.unknown", ("annalab", "annalab")),
 }

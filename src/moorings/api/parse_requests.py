@@ -93,6 +93,7 @@ def job_spec(shape: JobShape) -> JobSpec:
         resume_args=shape.resume_args or (),
         retries=shape.retries or 0,
         setup=shape.setup or (),
+        terminal_keep_s=shape.terminal_keep_s,
     )
 
 

@@ -40,7 +40,7 @@ class CommandEntry:
     """One row of the table of commands: its module, its help line, its other names.
 
     Attributes:
-        module: below ``moorings.cli.commands``; its attribute of the command's name is the command.
+        module: below ``moorings.cli.commands``; its attribute of the command's name, ``_`` for ``-``, is the command.
         help: one line; a test compares it with the command's own.
         section: of ``moor --help``.
         aliases: other spellings.
@@ -144,6 +144,11 @@ class NounGroup(click.Group):
         return (command.name if command else None), command, rest
 
 
+def attribute_of(name: str) -> str:
+    """The attribute of a command's module that is the command of that name."""
+    return name.replace("-", "_")
+
+
 class LazyCommandGroup(click.Group):
     """The root: a table of commands whose modules are imported when called."""
 
@@ -160,7 +165,7 @@ class LazyCommandGroup(click.Group):
         if name is None:
             return None
         module = import_module(f"moorings.cli.commands.{self.table[name].module}")
-        return cast("click.Command", getattr(module, name))
+        return cast("click.Command", getattr(module, attribute_of(name)))
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

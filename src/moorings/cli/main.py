@@ -18,6 +18,7 @@ from moorings.terminal.context import CommandContext
 GARBAGE_AFTER = 50_000  # new objects: loading a command makes fewer, none of them garbage
 SIGINT_EXIT = 130  # 128 + 2
 SIGPIPE_EXIT = 141  # 128 + 13, as a shell reports for a command whose reader has gone
+SIGHUP_EXIT = 129  # 128 + 1, and for one whose terminal has gone
 
 root = LazyCommandGroup(
     COMMANDS,
@@ -94,13 +95,15 @@ def _usage(session: CommandContext, error: click.UsageError) -> int:
 
 def _failure(session: CommandContext, error: Exception) -> int:
     from moorings.cli.errors import CommandExit
-    from moorings.terminal.errors import OutputClosed, error_lines, exit_code
+    from moorings.terminal.errors import OutputClosed, TerminalClosed, error_lines, exit_code
 
     if isinstance(error, CommandExit):
         return error.code
     if isinstance(error, OutputClosed | BrokenPipeError):
-        _drop_stdout()
-        return SIGPIPE_EXIT
+        from moorings.terminal.console import discard
+
+        discard(sys.stdout)
+        return SIGHUP_EXIT if isinstance(error, TerminalClosed) else SIGPIPE_EXIT
     if not isinstance(error, MooringsError) or "debug" in session.flags:
         import traceback
 
@@ -113,11 +116,6 @@ def _failure(session: CommandContext, error: Exception) -> int:
     for line in error_lines(error):
         session.console.error(line)
     return exit_code(error)
-
-
-def _drop_stdout() -> None:
-    """Point stdout at nothing, so that the interpreter's last flush does not complain about the closed pipe."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

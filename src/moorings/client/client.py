@@ -61,6 +61,7 @@ from moorings.wire.shapes import (
     RunRequest,
     SubmittedJobsBody,
     SubmittedJobsRequest,
+    TerminalBody,
     VersionBody,
     YieldRequest,
 )
@@ -354,6 +355,10 @@ class Client:
         call = build_call(operations.GET_LOGS, ident, task=task, follow=follow)
         with self._transport.open_stream(call) as chunks:
             yield from chunks
+
+    def get_terminal(self, ident: str) -> TerminalBody:
+        """Where the supervisor of a run listens, on the controller's machine."""
+        return self._call(operations.GET_TERMINAL, ident)
 
     # ----------------------------------------------------------------------------------------------- keys and events
 

@@ -37,6 +37,7 @@ def job_shape(job: JobSpec) -> JobShape:
         resume_args=job.resume_args or None,
         retries=job.retries or None,
         setup=job.setup or None,
+        terminal_keep_s=job.terminal_keep_s,
     )
 
 

@@ -555,6 +555,21 @@ class RunService:
         while again and run.state in waiting:  # then it ends: the client asks again, and gets what was added
             run = await self._follower.next_version(run)
 
+    async def find_terminal(self, caller: Caller, ident: str) -> tuple[Run, str]:
+        """A run, and the path of the socket where its supervisor listens.
+
+        Raises:
+            MooringsError: ``run.unknown``, ``run.not_running``, ``owner.denied``, ``engine.unknown``,
+                ``engine.rejected``, ``engine.unavailable``.
+        """
+        run = await self._find_run(ident, caller, among_own=True)
+        self._check_may_manage(caller, run, "use the terminal of a run")
+        if run.state not in (RunState.RUNNING, RunState.YIELDING, RunState.STOPPING):
+            raise MooringsError("run.not_running", f"run {run.id} is {run.state}")
+        if run.engine not in self._engines:
+            raise MooringsError("engine.unknown", f"engine {run.engine} of run {run.id} is not set up here now")
+        return run, await self._engines[run.engine].find_terminal(run.id)
+
     async def _find_run(self, ident: str, caller: Caller, *, among_own: bool = False) -> Run:
         """The run with that id, or the newest with that job name, if the caller sees it.
 

@@ -35,6 +35,12 @@ def as_unavailable(what: str, hint: str = "") -> Iterator[None]:
         raise unavailable_error(f"{what}: {error}", hint) from error
 
 
+def no_terminal_error(scheduler: str) -> MooringsError:
+    """Return the error for a terminal of a run that another scheduler starts."""
+    hint = "run it on one machine, '--engine local'"
+    return rejected_error(f"runs on {scheduler} have no terminal, and take no commands beside their tasks", hint)
+
+
 def not_startable_error(order: RunSubmission, why: str) -> MooringsError:
     """Return the error for a submission that cannot start now."""
     return unavailable_error(f"run {order.run}, attempt {order.attempt}, cannot be started now: {why}")

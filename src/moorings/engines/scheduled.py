@@ -16,7 +16,13 @@ from typing import ClassVar
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.timestamps import Timestamp, seconds_between
 from moorings.engines.checkpoint_watch import CheckpointRecord
-from moorings.engines.launch import as_unavailable, log_files_of_tasks, not_startable_error, rejected_error
+from moorings.engines.launch import (
+    as_unavailable,
+    log_files_of_tasks,
+    no_terminal_error,
+    not_startable_error,
+    rejected_error,
+)
 from moorings.engines.logs import TaskLog, read_logs
 from moorings.engines.polling import MissedListings, rate_limited, wait_for_change
 from moorings.engines.run_folder import AttemptFolder, PauseOrder
@@ -97,6 +103,9 @@ class ScheduledEngine(ABC):
 
     async def wait_for_change(self) -> None:
         await wait_for_change(self._changed, self._clock, CHANGED_S)
+
+    async def find_terminal(self, run: RunId) -> str:
+        raise no_terminal_error(self.scheduler)
 
     async def logs(self, run: RunId, *, task: int | None, follow: bool) -> AsyncIterator[bytes]:
         """Yield the output of a run's newest attempt; nothing, at once, for a run that was never submitted.

@@ -220,6 +220,13 @@ class LocalEngine:
             if not _signal_supervisor(watch.status, forwarding_signal(signum)):
                 raise MooringsError("run.not_running", f"run {run} is ending")
 
+    async def find_terminal(self, run: RunId) -> str:
+        self._observe_run(run)
+        watch = self._tracked.get(run)
+        if watch is None or watch.end is not None or watch.status is None:
+            raise MooringsError("run.not_running", f"run {run} has no processes")
+        return str(watch.folder.terminal)
+
     async def logs(self, run: RunId, *, task: int | None, follow: bool) -> AsyncIterator[bytes]:
         """Yield the output of a run, attempt by attempt; nothing, at once, for a run that was never submitted.
 

@@ -33,6 +33,7 @@ class RunLimits:
     time_limit_s: float | None
     warn_s: float
     grace_s: float
+    keep_s: float | None = None  # how long its terminal may stay unattended; None: it has none
 
     @property
     def warn_at_s(self) -> float | None:
@@ -83,6 +84,7 @@ class ObservedRun:
         warned: the warning was sent.
         has_saved: it has saved a whole checkpoint since the warning.
         stopping_since_s: when TERM was sent, or None.
+        unattended_s: for how long no client has been at its terminal; None: there is one, or no terminal.
     """
 
     elapsed_s: float
@@ -94,6 +96,7 @@ class ObservedRun:
     warned: bool = False
     has_saved: bool = False
     stopping_since_s: float | None = None
+    unattended_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +141,9 @@ def decide_next(observed: ObservedRun, limits: RunLimits) -> SupervisorDecision:
     if limits.time_limit_s is not None and observed.elapsed_s >= limits.time_limit_s:
         detail = f"stopped at its time limit of {duration_text(limits.time_limit_s)}"
         return SupervisorDecision(SupervisorAction.STOP, ending=EndReason.TIMED_OUT, detail=detail)
+    if limits.keep_s is not None and observed.unattended_s is not None and observed.unattended_s >= limits.keep_s:
+        detail = f"its terminal was unattended for {duration_text(limits.keep_s)} ('--keep')"
+        return SupervisorDecision(SupervisorAction.STOP, ending=EndReason.CANCELLED, detail=detail)
     if observed.yielding is not None:
         return _decide_yield(observed, observed.yielding, limits)
     if limits.time_limit_s is None:

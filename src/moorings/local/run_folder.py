@@ -14,11 +14,13 @@
         ipuof/              files of the binding, while the run lives
         logs/<attempt>/<rank>.log
         supervisor.log      errors of supervisors
+        terminal            socket: where the supervisor listens for the run's person
 
 Every record names its attempt; a record of another attempt than ``order.json`` is history. Files are replaced
 whole, by rename, so a reader sees the old or the new one. Locks are ``flock``: they end with the last process that has
-them open, however it dies, and a child inherits them without a gap; a file with a process id does neither. A
-socket between controller and supervisor was refused: it could be lost, and a dead supervisor would not answer on it.
+them open, however it dies, and a child inherits them without a gap; a file with a process id does neither. Controller
+and supervisor use no socket: it could be lost, and a dead supervisor would not answer on it. That for terminals is the
+person's, and decides nothing about the run.
 
 A process may try ``life`` only while it holds ``door``. So, with ``door`` held, a locked ``life`` means one thing: a
 supervisor lives.
@@ -51,6 +53,7 @@ from moorings.local.records import (
     from_json,
 )
 from moorings.ports.engine import RunSubmission
+from moorings.wire.frames import SOCKET_NAME
 
 RECORD_BYTES_MAX = 64 << 20  # an order of 4096 tasks with the longest environment is far smaller
 
@@ -117,6 +120,7 @@ class LocalRunFolder(RunFolder):
             CheckpointRecord: self.checkpoints,
         }
         self.bindings = path / "ipuof"
+        self.terminal = path / SOCKET_NAME
         self.supervisor_log = path / "supervisor.log"
 
     def log_path(self, attempt: int, rank: int) -> Path:

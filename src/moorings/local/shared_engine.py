@@ -318,6 +318,16 @@ class SharedEngine:
         if "error" in answer:
             raise MooringsError("run.not_running", f"run {run} is ending")
 
+    async def find_terminal(self, run: RunId) -> str:
+        known = await asyncio.to_thread(self._load, run)
+        if known is None:
+            raise MooringsError("run.not_running", f"run {run} has no processes")
+        with as_unavailable("the root daemon cannot be asked"):
+            state = (await asyncio.to_thread(self._states, [known.entry])).get(known.entry)
+        if state is None or state["state"] in ("ABSENT", "ENDED"):
+            raise MooringsError("run.not_running", f"run {run} has no processes")
+        return str(SharedRunFolder(Path(state["folder"])).terminal)
+
     async def logs(self, run: RunId, *, task: int | None, follow: bool) -> AsyncIterator[bytes]:
         with as_unavailable("the root daemon cannot be asked"):
             known = await asyncio.to_thread(self._load, run)

@@ -4,8 +4,8 @@
 
 It starts the tasks, enforces the limits, and records the end when no process of the run is left. It is not a child of
 the controller, so the controller may be killed and restarted; supervising inside the controller was refused for
-that reason. Its main thread blocks every signal and fetches them one by one, so no handler can interrupt it; a second
-thread, begun after the tasks, looks at checkpoints.
+that reason. Its main thread blocks every signal and fetches them one by one, so no handler can interrupt it. Two more
+threads, begun after the tasks, look at checkpoints and serve the run's person: its terminal, and commands beside it.
 
 It never records an end while a process of the run is left. A process that cannot be killed (it hangs in the
 kernel, or is another user's) keeps the run RUNNING and its partition held.
@@ -14,11 +14,14 @@ kernel, or is another user's) keeps the run RUNNING and its partition held.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 import socket
 import subprocess
 import sys
+import termios
+import threading
 import time
 import traceback
 from collections.abc import Mapping
@@ -40,6 +43,7 @@ from moorings.engines.processes import (
     send_signal,
     warn_task,
 )
+from moorings.local.commands import CommandRunner, Streams
 from moorings.local.lifecycle import (
     ObservedRun,
     RunLimits,
@@ -58,6 +62,7 @@ from moorings.local.records import (
     YieldRecord,
 )
 from moorings.local.run_folder import LocalRunFolder
+from moorings.local.terminal_server import TerminalServer
 from moorings.ports.engine import RunSubmission
 from moorings.workloads.checkpoints import newest_whole
 from moorings.workloads.runs import EndReason, EndRecord, RunPhase, exit_code
@@ -102,7 +107,12 @@ class Supervisor:
     def __init__(self, folder: LocalRunFolder, order: RunSubmission, output_bytes_max: int = 0) -> None:
         self._folder = folder
         self._order = order
-        self._limits = RunLimits(order.job.time_limit_s, order.job.checkpoint.warn_s, order.job.checkpoint.grace_s)
+        self._limits = RunLimits(
+            order.job.time_limit_s,
+            order.job.checkpoint.warn_s,
+            order.job.checkpoint.grace_s,
+            order.job.terminal_keep_s,
+        )
         self._output = OutputLimiter(
             [folder.log_path(order.attempt, rank) for rank in range(order.job.tasks)], output_bytes_max
         )
@@ -120,6 +130,9 @@ class Supervisor:
         self._ending = EndReason.EXITED
         self._detail = ""
         self._checkpoints: CheckpointWatch | None = None
+        self._server = TerminalServer(folder.terminal, _wake_main_thread, _log_error)
+        self._commands = CommandRunner(self._server, self._start_command)
+        self._environment: Mapping[str, str] = {}  # of task 0
 
     def start(self) -> None:
         """Record this supervisor, then start the tasks unless the run must already stop.
@@ -137,14 +150,18 @@ class Supervisor:
             return
         checkpoints = self._new_watch()
         try:
+            self._listen()
             self._start_tasks(checkpoints)
         except TaskNotStartedError as error:
             self._failure = (error.code, error.detail)
             self._begin_stop(
                 SupervisorDecision(SupervisorAction.STOP, ending=EndReason.NOT_STARTED, detail=error.detail)
             )
+            if self._tasks:
+                self._server.begin()  # one that runs may have a terminal
             return
         self._try_save_running()
+        self._server.begin()
         if checkpoints is not None:
             self._checkpoints = checkpoints
             checkpoints.start()
@@ -173,10 +190,11 @@ class Supervisor:
 
     def record_end(self) -> None:
         """Remove the binding's files and record the end, retrying for as long as the disk refuses it."""
+        codes = tuple(task.code for task in self._tasks)
+        self._server.finish(codes[0] if codes and codes[0] is not None else NOT_EXECUTABLE)
         self._output.enforce()
         if self._checkpoints is not None:
             self._checkpoints.finish()
-        codes = tuple(task.code for task in self._tasks)
         missing = (None,) * (self._order.job.tasks - len(codes))
         stopped_itself = self._stopping_since_s is None and (self._failure is not None or self._was_warned_by_term)
         if self._asked is not None and stopped_itself:
@@ -208,6 +226,27 @@ class Supervisor:
             return None
         return CheckpointWatch(self._folder, self._order.attempt, directory, self._pids_of_run)
 
+    def _listen(self) -> None:
+        """Let the run's person reach it. A run without a terminal also runs if that fails.
+
+        Raises:
+            TaskNotStartedError: it would have a terminal that cannot be reached.
+        """
+        try:
+            self._server.listen()
+        except OSError as error:
+            _log_error(f"terminals and commands cannot reach the run: {error}")
+            if self._order.job.terminal_keep_s is not None:
+                raise TaskNotStartedError(NOT_EXECUTABLE, f"it could not be given a terminal: {error}") from error
+
+    def _start_command(
+        self, command: tuple[str, ...], environment: Mapping[str, str], streams: Streams
+    ) -> subprocess.Popen[bytes] | TaskNotStartedError:
+        try:
+            return start_task(command, self._order.job.workdir, environment, streams)
+        except TaskNotStartedError as error:
+            return error
+
     def _start_tasks(self, checkpoints: CheckpointWatch | None) -> None:
         job = self._order.job
         try:
@@ -227,10 +266,28 @@ class Supervisor:
             except OSError as error:
                 detail = f"its log cannot be written: {error.strerror} ({error.filename})"
                 raise TaskNotStartedError(NOT_EXECUTABLE, detail) from error
+            if rank == 0:
+                self._environment = environment
+            streams = self._streams(rank, output)
             try:
-                self._tasks.append(SupervisedTask(rank, start_task(command, job.workdir, environment, output)))
+                self._tasks.append(SupervisedTask(rank, start_task(command, job.workdir, environment, streams)))
             finally:
-                os.close(output)
+                os.close(streams.stdout)
+
+    def _streams(self, rank: int, log: int) -> Streams:
+        """What a task reads and writes; its caller closes the standard output.
+
+        Raises:
+            TaskNotStartedError: there is no terminal.
+        """
+        if rank != 0 or self._order.job.terminal_keep_s is None:
+            return Streams(subprocess.DEVNULL, log, subprocess.STDOUT)
+        try:
+            slave = self._server.open_task_terminal(log)
+        except OSError as error:
+            os.close(log)
+            raise TaskNotStartedError(NOT_EXECUTABLE, f"it could not be given a terminal: {error}") from error
+        return Streams(slave, slave, slave, is_terminal=True)
 
     def _choose_checkpoint(self, checkpoints: CheckpointWatch | None) -> None:
         """Give a later attempt the newest whole one that is there now, or else what was ordered, if that is whole.
@@ -281,6 +338,7 @@ class Supervisor:
             warned=self._warned,
             has_saved=self._checkpoints is not None and self._checkpoints.has_saved(),
             stopping_since_s=self._stopping_since_s,
+            unattended_s=self._server.unattended_s,
         )
 
     def _elapsed_s(self) -> float:
@@ -293,9 +351,10 @@ class Supervisor:
         try:
             while (ended := os.waitpid(-1, os.WNOHANG)) != (0, 0):
                 task = tasks.get(ended[0])
-                if task is None:
-                    continue
                 code = os.waitstatus_to_exitcode(ended[1])
+                if task is None:
+                    self._commands.reaped(ended[0], code)
+                    continue
                 task.process.returncode = code
                 task.code = code if code >= 0 else 128 - code
                 if task.code != 0:
@@ -319,6 +378,7 @@ class Supervisor:
             elif news.si_signo > signal.SIGRTMIN:
                 self._forward_signal(news.si_signo - signal.SIGRTMIN)
         self._read_requests()
+        self._commands.serve(self._environment)
         if not self._status_saved and self._stopping_since_s is None:
             self._try_save_running()
 
@@ -376,6 +436,9 @@ class Supervisor:
     def _begin_stop(self, move: SupervisorDecision) -> None:
         self._ending, self._detail = move.ending, move.detail
         self._stopping_since_s = self._elapsed_s()
+        if self._limits.keep_s is not None:
+            self._signal_all(signal.SIGHUP)  # an interactive shell ignores TERM
+        self._commands.send_hangup()
         self._signal_all(signal.SIGTERM)
         self._signal_all(signal.SIGCONT)  # a stopped process cannot end itself
 
@@ -413,6 +476,12 @@ def _identity(pid: int) -> ProcessIdentity:
 
 def _now() -> Timestamp:
     return Timestamp(time.time_ns() // 1000)
+
+
+def _wake_main_thread() -> None:
+    main_thread = threading.main_thread().ident
+    assert main_thread is not None, "it runs"
+    signal.pthread_kill(main_thread, WAKEUP_SIGNAL)
 
 
 def _log_error(text: str) -> None:
@@ -508,12 +577,13 @@ def task_environment_of(order: RunSubmission, rank: int, meeting: Rendezvous, bi
 
 
 def start_task(
-    command: tuple[str, ...], workdir: str, environment: Mapping[str, str], output: int
+    command: tuple[str, ...], workdir: str, environment: Mapping[str, str], streams: Streams
 ) -> subprocess.Popen[bytes]:
     """Start one task in a session of its own; the kernel KILLs it if the caller dies.
 
-    Its output goes directly to the file, not through a pipe, so that it does not break when the supervisor does. The
-    caller reaps the process itself and sets ``returncode``: a Popen that reaps would take the exit status away.
+    Without a terminal its output goes directly to the file, not through a pipe, so that it does not break when the
+    supervisor does. Call it from the main thread, with whose end the kernel kills it. The caller reaps the process
+    itself and sets ``returncode``: a Popen that reaps would take the exit status away.
 
     Raises:
         TaskNotStartedError: the program or its folder cannot be used.
@@ -522,6 +592,8 @@ def start_task(
 
     def before_exec() -> None:
         die_with_parent(parent)
+        if streams.is_terminal:
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
         for signum in _SETTABLE:  # a controller under nohup ignores HUP, and exec would keep that
             signal.signal(signum, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -531,11 +603,11 @@ def start_task(
             command,
             cwd=workdir,
             env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
+            stdin=streams.stdin,
+            stdout=streams.stdout,
+            stderr=streams.stderr,
             start_new_session=True,
-            preexec_fn=before_exec,  # safe: a supervisor has one thread until its tasks run
+            preexec_fn=before_exec,  # safe beside other threads: it takes no lock that one of them may hold
         )
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         raise _start_error(error, command[0], workdir) from error

@@ -115,6 +115,14 @@ class Engine(Protocol):
         """
         ...
 
+    async def find_terminal(self, run: RunId) -> str:
+        """The path of the socket where a run's supervisor listens (``wire.frames``), on this machine.
+
+        Raises:
+            MooringsError: ``run.not_running``, ``engine.unavailable``, or ``engine.rejected``: it has none.
+        """
+        ...
+
     def logs(self, run: RunId, *, task: int | None, follow: bool) -> AsyncIterator[bytes]:
         """The output of one task, or of all with each line prefixed ``[rank] `` if there are several.
 

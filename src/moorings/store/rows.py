@@ -374,6 +374,7 @@ def _job_text(job: JobSpec) -> str:
         "resume_args": list(job.resume_args) or None,
         "retries": job.retries or None,
         "setup": list(job.setup) or None,
+        "terminal_keep_s": job.terminal_keep_s,
     }
     return _encode(
         {

@@ -7,13 +7,14 @@ cursor.
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import sys
 from collections.abc import Iterator, Mapping
 from typing import TextIO
 
-from moorings.terminal.errors import OutputClosed
+from moorings.terminal.errors import OutputClosed, TerminalClosed
 from moorings.terminal.text import cut_text, escape_controls
 
 _COLOURS = {"green": "32", "yellow": "33", "red": "31", "grey": "90"}
@@ -109,11 +110,9 @@ class Console:
         self._write("\x1b[H" + "\n".join(f"\x1b[K{line}" for line in lines) + rest)
 
     def _write(self, text: str) -> None:
-        try:
+        with _output_errors():
             sys.stdout.write(text)
             sys.stdout.flush()
-        except BrokenPipeError:
-            raise OutputClosed from None
 
     def print_bytes(self, chunk: bytes) -> None:
         """Write bytes to stdout, such as a job's own output.
@@ -121,11 +120,9 @@ class Console:
         Raises:
             OutputClosed: the reader of the output has closed it.
         """
-        try:
+        with _output_errors():
             sys.stdout.buffer.write(chunk)
             sys.stdout.buffer.flush()
-        except BrokenPipeError:
-            raise OutputClosed from None
 
     def info(self, text: str) -> None:
         """Write a line for the user to stderr, unless quiet."""
@@ -137,15 +134,14 @@ class Console:
         self.error(f"warning: {text}")
 
     def error(self, text: str) -> None:
-        """Write a line to stderr, also if quiet."""
-        print(self.replace_symbols(escape_controls(text), sys.stderr), file=sys.stderr, flush=True)  # noqa: T201 - this is the one place
+        """Write a line to stderr, also if quiet; nothing, if its terminal has gone."""
+        _write_note(f"{self.replace_symbols(escape_controls(text), sys.stderr)}\n")
 
     def write_live(self, text: str) -> None:
         """Replace the last line of the terminal with ``text``; empty text clears it."""
         width = _columns(sys.stderr) or 80
         shown = cut_text(escape_controls(text), width - 1, unicode=_takes_unicode(sys.stderr))
-        sys.stderr.write("\r\x1b[K" + self.replace_symbols(shown, sys.stderr))
-        sys.stderr.flush()
+        _write_note("\r\x1b[K" + self.replace_symbols(shown, sys.stderr))
 
     def paint(self, text: str, colour: str) -> str:
         """``text`` in that colour, where colours show."""
@@ -157,6 +153,41 @@ class Console:
             for sign, ascii_sign in _SIGNS.items():
                 text = text.replace(sign, ascii_sign)
         return text
+
+
+@contextlib.contextmanager
+def _output_errors() -> Iterator[None]:
+    """Raise what means that nobody reads stdout any more.
+
+    Raises:
+        TerminalClosed: its terminal has gone.
+        OutputClosed: the reader of its pipe has closed it.
+    """
+    try:
+        yield
+    except BrokenPipeError:
+        raise OutputClosed from None
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        discard(sys.stdout)
+        raise TerminalClosed from None
+
+
+def _write_note(text: str) -> None:
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except OSError:  # its terminal has gone: the command's own work must not end with it
+        discard(sys.stderr)
+
+
+def discard(stream: TextIO) -> None:
+    """Point a stream at nothing, so that the interpreter's last flush does not complain about it."""
+    with contextlib.suppress(OSError, ValueError):
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, stream.fileno())
+        os.close(nothing)
 
 
 def _takes_unicode(stream: TextIO) -> bool:

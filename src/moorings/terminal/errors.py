@@ -32,3 +32,7 @@ def exit_code(error: MooringsError) -> int:
 
 class OutputClosed(Exception):  # noqa: N818 - an end, not an error
     """The output's reader has closed it (``moor events | head``). Click would handle a ``BrokenPipeError`` itself."""
+
+
+class TerminalClosed(OutputClosed):
+    """The terminal that showed the output has gone: its window was closed, or its connection lost."""

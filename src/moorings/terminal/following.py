@@ -7,6 +7,7 @@ repeated every few seconds only to keep the displayed reason fresh.
 from __future__ import annotations
 
 import re
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
@@ -28,6 +29,7 @@ from moorings.workloads.runs import ENDED as RUN_ENDED
 from moorings.workloads.runs import RunState
 
 REASON_FRESH_S = 2.0  # the maximum age of the displayed reason
+STARTING_POLL_S = 0.05  # of a run that is started again: an event of its first start has been seen
 TURN_FRESH_S = 1.0  # of a reason from another scheduler's queue
 END_WAIT_S = 5.0
 
@@ -100,6 +102,13 @@ class RunFollower:
 
     def follow(self, run: RunBody, *, task: int | None = None) -> RunBody:
         """The run once it has ended; may be called again after an interrupt, and continues where it was."""
+        run = self.wait_for_turn(run)
+        if not self._started:
+            self._wait_for_start(run)
+        return self.copy_logs(run, task=task)
+
+    def wait_for_turn(self, run: RunBody) -> RunBody:
+        """The run once it waits no more: it has its partition, or has ended."""
         while run.state in (RunState.WAITING, RunState.PAUSED):
             if run.state == RunState.PAUSED:
                 self._progress.show_waiting(f"{run.id}: {_paused_text(run)}")
@@ -111,9 +120,19 @@ class RunFollower:
             run = self._client.get_run(run.id)  # its claim has ended: with the run, or because that is paused
             if run.claim == claim.id and run.state == RunState.WAITING:
                 break
-        if not self._started:
-            self._wait_for_start(run)
-        return self.copy_logs(run, task=task)
+        return run
+
+    def wait_for_processes(self, run: RunBody) -> RunBody:
+        """The run once its processes run, or it has ended."""
+        while True:
+            run = self._client.get_run(self.wait_for_turn(run).id)
+            if run.state == RunState.RUNNING or run.state in RUN_ENDED:
+                break
+            if not self._started:
+                self._wait_for_start(run)
+            elif run.state not in (RunState.WAITING, RunState.PAUSED):
+                time.sleep(STARTING_POLL_S)
+        return run
 
     def copy_logs(self, run: RunBody, *, task: int | None = None) -> RunBody:
         """Copy the output to its end; return the run once it has ended."""
@@ -126,7 +145,7 @@ class RunFollower:
                 break
             if run.attempt != attempt:
                 attempt = run.attempt
-                self._progress.report(f"{run.id}: {_requeued_text(run)}")
+                self._progress.report(f"{run.id}: {requeued_text(run)}")
         if lost != self._client.connections_lost:  # the stream may have ended with the controller, not with the run
             for chunk in self._new_chunks(run.id, task, self._copy, follow=False):
                 self._write(chunk)
@@ -212,7 +231,8 @@ def _paused_text(run: RunBody) -> str:
     return f"it is paused, and stays so; 'moor resume {run.id}' lets it wait again"
 
 
-def _requeued_text(run: RunBody) -> str:
+def requeued_text(run: RunBody) -> str:
+    """That an attempt of a run is over, and another one will come."""
     if run.state == RunState.PAUSED:
         return f"{_paused_text(run)} (attempt {run.attempt})"
     return f"it was stopped, and resumes later (attempt {run.attempt})"

@@ -48,6 +48,7 @@ from moorings.wire.shapes import (
     RunRequest,
     SubmittedJobsBody,
     SubmittedJobsRequest,
+    TerminalBody,
     VersionBody,
     YieldRequest,
 )
@@ -342,6 +343,14 @@ GET_LOGS = Operation(
     text_response("the output, as it is"),
     SEERS,
     "run.unknown run.not_running",
+)
+GET_TERMINAL = Operation(
+    "get_terminal",
+    "GET",
+    "/v1/runs/{id}/terminal",
+    object_response("Terminal", TerminalBody),
+    MANAGERS,
+    "run.unknown run.not_running engine.rejected engine.unavailable owner.denied",
 )
 
 # --------------------------------------------------------------------------------------------------------- partitions
@@ -639,6 +648,7 @@ OPERATIONS: tuple[Operation[Any], ...] = (
     PRIORITISE_RUN,
     REPORT_RUN,
     GET_LOGS,
+    GET_TERMINAL,
     LIST_PARTITIONS,
     CREATE_PARTITION,
     GET_PARTITION,

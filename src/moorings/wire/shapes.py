@@ -116,6 +116,7 @@ class JobShape:
     resume_args: tuple[str, ...] | None = None
     retries: int | None = None
     setup: tuple[str, ...] | None = None
+    terminal_keep_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -665,6 +666,18 @@ class RunBody:
     retries_used: int | None = None
     idle: IdleBody | None = None
     submission: SubmissionBody | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TerminalBody:
+    """Where the supervisor of a run listens for its person, on the controller's machine; ``moorings.wire.frames``.
+
+    The supervisor itself takes only the user of the run's processes, and root.
+    """
+
+    run: str
+    attempt: int
+    socket: str
 
 
 @dataclass(frozen=True, kw_only=True)

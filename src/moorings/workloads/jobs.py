@@ -125,6 +125,8 @@ class JobSpec:
         resume_args: further arguments of an attempt that resumes; ``{}`` in them is the checkpoint's path.
         retries: how often it resumes after an attempt was lost through no fault of its program.
         setup: lines that bash runs before the command, which then has their variables and folder.
+        terminal_keep_s: task 0 gets a terminal, and the job ends once that was unattended for so long; None: no
+            terminal.
     """
 
     name: str
@@ -147,6 +149,7 @@ class JobSpec:
     resume_args: tuple[str, ...] = field(default=(), metadata=OMIT_IF_DEFAULT)
     retries: int = field(default=0, metadata=OMIT_IF_DEFAULT)
     setup: tuple[str, ...] = field(default=(), metadata=OMIT_IF_DEFAULT)
+    terminal_keep_s: float | None = field(default=None, metadata=OMIT_IF_DEFAULT)
 
     def started_command(self, checkpoint: str | None) -> tuple[str, ...]:
         """What is started: setup and command, of an attempt that resumes from a checkpoint or of one that begins.
@@ -239,6 +242,10 @@ def check_job(job: JobSpec) -> JobSpec:
     _check_retries(job)
     _check_setup(job.setup)
     check_environment(job.environment)
+    if job.terminal_keep_s is not None and not 0 <= job.terminal_keep_s <= TIME_LIMIT_S_MAX:  # nor NaN
+        raise MooringsError(
+            "job.invalid", f"keep {job.terminal_keep_s:g} s is out of range", hint="use 0 s to 366 days"
+        )
     check_labels(job.labels)
     if job.appliance is not None:
         check_workflow_part(job.appliance)

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 import pytest
 
-from moorings.cli.command_tree import NOUNS
+from moorings.cli.command_tree import NOUNS, attribute_of
 from moorings.cli.commands import COMMANDS
 from moorings.cli.main import main, root
 from moorings.cli.reference import build_reference
@@ -35,7 +35,7 @@ def tree(name: str, command: click.Command) -> Iterator[tuple[str, click.Command
 
 @cases("name", COMMANDS)
 def test_the_table_says_what_the_command_says(name):
-    command = getattr(import_module(f"moorings.cli.commands.{COMMANDS[name].module}"), name)
+    command = getattr(import_module(f"moorings.cli.commands.{COMMANDS[name].module}"), attribute_of(name))
     assert (command.help or "").partition("\n")[0] == COMMANDS[name].help
 
 
@@ -51,7 +51,7 @@ def test_a_short_flag_means_one_thing():
         "-l": {"--selector"},
         "-o": {"--output"},
         "-p": {"--path"},
-        "-i": {"--interval"},
+        "-i": {"--interval", "--interactive"},  # as Slurm's commands have it, and docker's
         "-w": {"--watch"},
         "-A": {"--all"},
         "-f": {"--follow"},

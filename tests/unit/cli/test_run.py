@@ -146,13 +146,29 @@ def start(server, *words):
     return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=hear_signals)
 
 
+def test_a_closed_terminal_leaves_the_run_and_says_how_to_come_back(waiting_run):
+    open_stream = threading.Event()
+    waiting_run.on(
+        "GET", f"/v1/runs/{RUN}/logs", Reply(chunks=[b"[0] one\n"], then=lambda: open_stream.wait(patient(30)))
+    )
+    with start(waiting_run, "run", "--ipus", "4", "-n", "2", "--", "x") as moor:
+        assert moor.stdout is not None
+        moor.stdout.readline()
+        moor.send_signal(signal.SIGHUP)
+        _, err = moor.communicate(timeout=patient(60))
+    open_stream.set()
+    assert moor.returncode == 129
+    assert err.endswith(f"{RUN}: continues; 'moor logs -f {RUN}' shows its output, 'moor wait {RUN}' its end\n")
+    assert not waiting_run.asked("POST", f"/v1/runs/{RUN}/cancel")
+
+
 def hear_signals():
     """The tests may run where some are ignored (``nohup``, in the background of a shell), and children inherit that."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_cancels_the_run_first_and_waits_for_its_end(waiting_run, number, code):
     cancelled = threading.Event()
     stopped = body(ended("CANCELLED", 143, detail="cancelled by ann"))

@@ -534,6 +534,7 @@ class Everything(Story):
             resume_args=("--resume", "{}"),
             retries=3,
             setup=("true",),
+            terminal_keep_s=600.0,
         )
         ident = RunId(f"run-{name}")
         return CreateRun(

@@ -159,3 +159,18 @@ def test_who_is_to_make_room_has_made_it_in_time(now, limits):
     stop_at_s = now.yielding.term_at_s(limits.grace_s)
     assert stop_at_s <= now.yielding.deadline_s
     assert stop_at_s >= min(now.yielding.received_at_s, now.yielding.deadline_s)
+
+
+KEPT = RunLimits(time_limit_s=3600, warn_s=120, grace_s=30, keep_s=600)
+
+
+def test_an_unattended_terminal_is_kept_for_its_time_and_no_longer():
+    assert decide_next(at(599, unattended_s=599), KEPT).act is SupervisorAction.WAIT
+    move = decide_next(at(700, unattended_s=600), KEPT)
+    assert (move.act, move.ending) == (SupervisorAction.STOP, EndReason.CANCELLED)
+    assert "10:00" in move.detail
+
+
+def test_an_attended_terminal_ends_at_its_limit_only():
+    assert decide_next(at(3000), KEPT).act is SupervisorAction.WAIT
+    assert decide_next(at(3600, warned=True, unattended_s=700), KEPT).ending is EndReason.TIMED_OUT

@@ -18,6 +18,7 @@ from moorings.wire.shapes import (
     ResumeRequest,
     RunReportRequest,
     RunRequest,
+    TerminalBody,
 )
 
 RUNS_A_PAGE_MAX = 100  # a job may have 0.4 MB: a thousand of them would be half a gigabyte for one request
@@ -153,6 +154,15 @@ async def get_logs(call: RequestContext) -> Response:
     )
 
 
+async def get_terminal(call: RequestContext) -> Response:
+    """Show where the supervisor of a run listens.
+
+    A path on the controller's machine: the terminal, commands beside the tasks and connections to ports go by it.
+    """
+    run, path = await call.controller.runs.find_terminal(call.caller, call.path_value("id"))
+    return call.respond(TerminalBody(run=run.id, attempt=run.attempt, socket=path))
+
+
 ROUTES = (
     Route(operations.CREATE_RUN, create_run),
     Route(operations.GET_RUN, get_run, (WAIT,)),
@@ -163,5 +173,6 @@ ROUTES = (
     Route(operations.LABEL_RUN, label_run),
     Route(operations.PRIORITISE_RUN, prioritise_run),
     Route(operations.REPORT_RUN, report_run),
+    Route(operations.GET_TERMINAL, get_terminal),
     Route(operations.GET_LOGS, get_logs, (TASK, FOLLOW), content={"text/plain": {"schema": {"type": "string"}}}),
 )

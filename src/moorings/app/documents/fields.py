@@ -178,6 +178,10 @@ FIELDS: dict[tuple[str, str], tuple[str, str]] = {
         f"{SETUP_LINES_MAX} lines, {SETUP_CHARS_MAX:,} characters in all",
         "Lines that bash runs before the command, which has their variables and folder.",
     ),
+    ("JobShape", "terminalKeepS"): (
+        "0 s to 366 days",
+        "Task 0 gets a terminal; the run ends once that was unattended for so long. No terminal if left out.",
+    ),
     ("JobShape", "preemptible"): ("true or false", "Whether it may be asked to yield; it goes on later."),
     ("JobShape", "appliance"): ("[ApplianceShape](#applianceshape)", "Its part in a workflow of an appliance."),
     ("ApplianceShape", "kind"): ("`compile`, `execute`", "What it is for."),

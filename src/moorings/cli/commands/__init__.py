@@ -11,6 +11,10 @@ _RUN, _LOOK, _CHANGE, _HOUSE = "Run jobs", "Look", "Change", "Keep house"
 
 COMMANDS: dict[str, CommandEntry] = {
     "run": CommandEntry("run", "Run a job on a partition of its own, and wait for its end.", _RUN),
+    "shell": CommandEntry("terminals", "Open a shell on a partition of its own.", _RUN),
+    "attach": CommandEntry("terminals", "Come back to the terminal of a run.", _RUN),
+    "exec": CommandEntry("terminals", "Run a command beside the tasks of a run.", _RUN),
+    "port-forward": CommandEntry("terminals", "Reach a port of a run's machine from here.", _RUN),
     "logs": CommandEntry("runs", "Show the output of a run.", _RUN),
     "cancel": CommandEntry("runs", "Stop runs.", _RUN),
     "pause": CommandEntry("pause", "Pause runs: each saves a checkpoint and stops, and its devices are free.", _RUN),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import secrets
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import click
 
 from moorings.cli.command_tree import MoorCommand, complete_names, examples
 from moorings.cli.early_checks import check_startable
+from moorings.cli.interactive import SIGHUP_EXIT, TerminalSession, check_terminal
 from moorings.cli.job_environment import (
     JobPlace,
     choose_export,
@@ -31,7 +33,7 @@ from moorings.core.model.errors import MooringsError
 from moorings.core.model.quantities import parse_bytes, parse_duration_s
 from moorings.core.model.serialization import to_plain
 from moorings.terminal.context import CommandContext
-from moorings.terminal.errors import OutputClosed
+from moorings.terminal.errors import OutputClosed, TerminalClosed
 from moorings.terminal.following import RunFollower, run_end_text, run_exit_code
 from moorings.terminal.interrupts import Interrupted, SignalsAsExceptions
 from moorings.terminal.patience import make_patience
@@ -43,15 +45,23 @@ from moorings.workloads.runs import RunState
 
 CANCEL_PATIENCE_S = 60.0
 JOB_FILE_BYTES_MAX = 4 << 20  # its environment and command, escaped
+KEEP_S = 600.0
 
 
-class RunCommand(MoorCommand):
-    """``moor run [FILE] [flags] [-- COMMAND...]``: words after ``--`` are never parsed as our flags."""
+class CommandBehindDashes(MoorCommand):
+    """A command whose last arguments are another one behind ``--``, never parsed as our flags."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         before, after = (args[: args.index("--")], args[args.index("--") + 1 :]) if "--" in args else (args, [])
         ctx.meta["command"] = tuple(after)
         return super().parse_args(ctx, before)
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "-- COMMAND [ARGUMENT]..."]
+
+
+class RunCommand(CommandBehindDashes):
+    """``moor run [FILE] [flags] [-- COMMAND...]``."""
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         return ["[OPTIONS]", "[FILE]", "[-- COMMAND [ARGUMENT]...]"]
@@ -61,13 +71,15 @@ class RunCommand(MoorCommand):
     cls=RunCommand,
     help="Run a job on a partition of its own, and wait for its end.\n\n"
     "Its output comes to stdout, what happens meanwhile to stderr, and the exit code is the job's own. Ctrl-C cancels "
-    "the run. The job is a FILE (TOML), or a COMMAND behind --; flags win over the file.",
+    "the run; if the terminal is closed it continues. The job is a FILE (TOML), or a COMMAND behind --; flags win over "
+    "the file.",
     epilog=examples(
         "moor run --ipus 4 -- python3 train.py --epochs 3",
         "moor run --ipus 16 -n 4 --time 2:00:00 --env HF_HOME -- python3 train.py",
         "moor run job.toml --ipus 8",
         "moor run --size 0 --cpus 2 --memory 4G -- ./prepare.sh",
         "moor run --detach job.toml",
+        "moor run -i --ipus 4 -- bash",
         "moor run --resume digits job.toml",
         "moor run --engine slurm job.toml",
     ),
@@ -111,6 +123,12 @@ class RunCommand(MoorCommand):
 @click.option("--image", metavar="IMAGE", help="Container image of the tasks, on Kubernetes.")
 @click.option("--resume", metavar="RUN", help="Begin from the newest whole checkpoint of an earlier run.")
 @click.option("--from", "from_", metavar="CHECKPOINT", help="With --resume: from this one, by path or name.")
+@click.option("-i", "--interactive", is_flag=True, help="Give task 0 a terminal, and attach to it.")
+@click.option(
+    "--keep",
+    metavar="DURATION",
+    help="With -i: how long it stays with its terminal closed; then it gets HUP (10m). A plain number means seconds.",
+)
 @click.option("--detach", is_flag=True, help="Print the run's id and do not wait.")
 @click.option("--dry-run", is_flag=True, help="Check the job and print it as JSON; start nothing.")
 @click.pass_context
@@ -142,6 +160,8 @@ def run(
     image: str | None,
     resume: str | None,
     from_: str | None,
+    interactive: bool,
+    keep: str | None,
     detach: bool,
     dry_run: bool,
 ) -> int:
@@ -170,6 +190,7 @@ def run(
         setup=setup,
         workdir=chdir,
         image=image,
+        keep_s=_keep_s(keep, interactive=interactive),
     )
     usual_project = session.configuration.text("project")
     place = find_place(session.configuration.text("server"), engine, session.environment)
@@ -190,6 +211,8 @@ def run(
         return _show_job(session, _without_values(request))
     if place is not JobPlace.ELSEWHERE:
         check_startable(job)
+    if interactive and not detach:
+        check_terminal()
     key = secrets.token_hex(16)
     request = _hand_in(session, job, request)
     submission = SlurmSubmission(session, job)
@@ -204,6 +227,14 @@ def run(
         session.console.print_line(made.id)
         return 0
     return _run_and_follow(session, request, key, submission)
+
+
+def _keep_s(keep: str | None, *, interactive: bool) -> float | None:
+    if not interactive:
+        if keep is not None:
+            raise click.UsageError("--keep is about the terminal of -i: give both")
+        return None
+    return KEEP_S if keep is None else parse_duration_s(keep)
 
 
 def _hand_in(session: CommandContext, job: JobSpec, request: RunRequest) -> RunRequest:
@@ -274,6 +305,7 @@ def _run_and_follow(session: CommandContext, request: RunRequest, key: str, subm
     progress = Progress(session.console)
     client = session.client
     follower = RunFollower(client, progress, session.console.print_bytes)
+    terminal = TerminalSession(client, progress, session.environment)
     started: RunBody | None = None
     with SignalsAsExceptions():
         try:
@@ -281,11 +313,19 @@ def _run_and_follow(session: CommandContext, request: RunRequest, key: str, subm
             _report_notes(progress, started)
             _submit(progress, submission, started)
             client.retry_policy = make_patience(progress)
+            if request.job.terminal_keep_s is not None:
+                return terminal.follow(started)
             with submission.reported(started.id):
                 ended = follower.follow(started)
         except Interrupted as stop:
             # The run may have been made while the response was on its way: the same key finds it.
-            return _cancel(session, progress, follower, stop, started or _create(session, request, key))
+            run = started or _create(session, request, key)
+            if stop.number == signal.SIGHUP or terminal.is_attached:
+                return _leave(progress, terminal, run, stop.exit_code)
+            return _cancel(session, progress, follower, stop, run)
+        except TerminalClosed:
+            assert started is not None
+            return _leave(progress, terminal, started, SIGHUP_EXIT)
         except OutputClosed:
             assert started is not None
             client.cancel_run(started.id)
@@ -297,6 +337,15 @@ def _run_and_follow(session: CommandContext, request: RunRequest, key: str, subm
             raise _with_run_hint(error, started) from error
     progress.report(run_end_text(ended))
     return run_exit_code(ended)
+
+
+def _leave(progress: Progress, terminal: TerminalSession, run: RunBody, exit_code: int) -> int:
+    """Leave a run whose terminal was closed: it continues, as in a queue of Slurm."""
+    if run.job.terminal_keep_s is not None:
+        terminal.report_left(run)
+    else:
+        progress.report(f"{run.id}: continues; 'moor logs -f {run.id}' shows its output, 'moor wait {run.id}' its end")
+    return exit_code
 
 
 def _cancel(session: CommandContext, progress: Progress, follower: RunFollower, stop: Interrupted, run: RunBody) -> int:
@@ -358,6 +407,7 @@ class JobFlags:
     setup: tuple[str, ...] = ()
     workdir: str | None = None
     image: str | None = None
+    keep_s: float | None = None
 
 
 def build_job(
@@ -477,6 +527,7 @@ def _with_flags(job: JobSpec, flags: JobFlags, folder: Path) -> JobSpec:
         setup=(*job.setup, *flags.setup),
         workdir=str((folder / flags.workdir).absolute()) if flags.workdir is not None else job.workdir,
         image=flags.image if flags.image is not None else job.image,
+        terminal_keep_s=flags.keep_s,
     )
 
 

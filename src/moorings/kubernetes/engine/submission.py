@@ -15,7 +15,14 @@ import re
 
 from moorings.core.model.claims import NAME_CHARS_MAX
 from moorings.core.model.serialization import from_plain, to_plain
-from moorings.engines.launch import describe_lost_functions, job_environment, rejected_error, signal_names, warn_signals
+from moorings.engines.launch import (
+    describe_lost_functions,
+    job_environment,
+    no_terminal_error,
+    rejected_error,
+    signal_names,
+    warn_signals,
+)
 from moorings.kubernetes.engine.checkpoint_containers import add_checkpoint_containers, unexpanded
 from moorings.kubernetes.engine.run_folder import KubernetesRunFolder, SubmittedIPUJob
 from moorings.kubernetes.engine.settings import KubernetesEngineSettings
@@ -50,6 +57,8 @@ def check_job(job: JobSpec) -> None:
     Raises:
         MooringsError: ``engine.rejected``.
     """
+    if job.terminal_keep_s is not None:
+        raise no_terminal_error("Kubernetes")
     if not job.image:
         raise rejected_error(
             "a run on Kubernetes needs a container image",

@@ -16,6 +16,7 @@ from moorings.engines.launch import (
     describe_lost_functions,
     fixed_warn_signal,
     job_environment,
+    no_terminal_error,
     parse_signal,
     rejected_error,
     signal_names,
@@ -49,6 +50,8 @@ def check_job(job: JobSpec) -> None:
     Raises:
         MooringsError: ``engine.rejected``.
     """
+    if job.terminal_keep_s is not None:
+        raise no_terminal_error("Slurm")
     if job.needs_devices and job.accelerators.kind != KIND:
         hint = "use the engine local for these, where the controller has a pool of them"
         raise rejected_error(

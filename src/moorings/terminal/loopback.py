@@ -1,0 +1,40 @@
+"""Whose processes are at the ends of connections over 127.0.0.1: the kernel's tables know (proc(5)).
+
+A loopback port is open to everybody on a machine, and anybody may listen on one that is free.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+_LISTENS = "0A"
+
+
+def client_user(connection: socket.socket) -> int | None:
+    """The user of the process that has connected to 127.0.0.1; None: it is not found."""
+    theirs, ours = _entry(*connection.getpeername()), _entry(*connection.getsockname())
+    for fields in _lines(_TABLES[0]):
+        if (fields[1], fields[2]) == (theirs, ours):
+            return int(fields[7])
+    return None
+
+
+def listening_users(port: int) -> frozenset[int]:
+    """The users whose processes listen on a port of this machine, at any of its addresses."""
+    found = (fields for table in _TABLES for fields in _lines(table))
+    return frozenset(int(each[7]) for each in found if each[3] == _LISTENS and each[1].endswith(f":{port:04X}"))
+
+
+def _lines(table: Path) -> Iterator[list[str]]:
+    with contextlib.suppress(FileNotFoundError):  # a kernel without IPv6
+        yield from (line.split() for line in table.read_text().splitlines()[1:])
+
+
+def _entry(address: str, port: int) -> str:
+    """An address as the table has it: its four bytes as a number of this machine."""
+    return f"{int.from_bytes(socket.inet_aton(address), sys.byteorder):08X}:{port:04X}"

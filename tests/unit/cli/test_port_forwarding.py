@@ -1,0 +1,58 @@
+"""``moor port-forward``: its ports, and whose processes are at the ends of loopback connections."""
+
+import os
+import socket
+import subprocess
+
+import pytest
+
+from moorings.core.model.errors import MooringsError
+from moorings.local.terminal_sessions import connect_port
+from moorings.terminal.loopback import client_user, listening_users
+from moorings.terminal.port_forwarding import PortForwarder, parse_ports
+from tests.cases import cases
+
+
+@cases(
+    "text, expected", [("8888", (8888, 8888)), ("9000:8888", (9000, 8888)), ("0:1", (0, 1)), ("65535", (65535, 65535))]
+)
+def test_ports_here_and_there(text, expected):
+    assert parse_ports(text) == expected
+
+
+@cases("text", ["", "0", "x", "1:", ":1", "65536", "1:65536", "-1", "1:2:3", "٣", "9" * 5000])
+def test_no_port_is_refused(text):
+    with pytest.raises(MooringsError, match="is no port"):
+        parse_ports(text)
+
+
+def test_users_at_both_ends_are_known():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert listening_users(port) == {os.getuid()}
+        with connect_port(port), server.accept()[0] as accepted:
+            assert client_user(accepted) == os.getuid()
+    assert listening_users(port) == frozenset()
+    with pytest.raises(OSError):
+        connect_port(port)
+
+
+def test_port_in_use_is_refused(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        wanted = [(0, 1), (server.getsockname()[1], 1)]
+        with pytest.raises(MooringsError, match="cannot be used"), PortForwarder(tmp_path / "terminal", wanted, print):
+            pass
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
+def test_port_of_another_user_is_not_connected_to():
+    listens = (
+        "import socket; l = socket.create_server(('127.0.0.1', 0)); print(l.getsockname()[1], flush=True); l.accept()"
+    )
+    stranger = ["setpriv", "--reuid=61001", "--regid=61001", "--clear-groups", "/usr/bin/python3", "-c", listens]
+    with subprocess.Popen(stranger, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        with pytest.raises(PermissionError, match="user 61001"):
+            connect_port(port)
+        process.kill()
