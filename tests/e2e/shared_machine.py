@@ -55,7 +55,7 @@ mkdir /mnt/dev/pts /mnt/dev/shm; mount --bind /dev/pts /mnt/dev/pts; mount --bin
 cp -a /dev/ptmx /mnt/dev
 for number in $(seq 0 63); do mknod -m 666 "/mnt/dev/nvidia$number" c 195 "$number"; done
 mknod -m 666 /mnt/dev/nvidiactl c 195 255
-mount --bind /mnt/dev /dev
+mount --rbind /mnt/dev /dev # with /dev/pts
 for place in $cgroups; do mount --bind "$place" "${place%/*}"; done
 echo laid out
 exec sleep infinity

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.shared_machine import PEOPLE, SharedMachineRig, cannot_be_here
+from tests.e2e.shared_machine import PEOPLE, PYTHON, SharedMachineRig, cannot_be_here
+from tests.pseudoterminal import Pseudoterminal
 from tests.waiting import patient, until
 
 pytestmark = [pytest.mark.skipif(bool(cannot_be_here()), reason=cannot_be_here()), pytest.mark.timeout(patient(120))]
@@ -185,6 +186,27 @@ def test_a_closed_terminal_cancels_nothing(machine: SharedMachineRig) -> None:
     with process:
         process.send_signal(signal.SIGKILL)
     until(lambda: (machine.root / "home/ann/later").exists())
+
+
+def test_terminal_and_commands_are_of_the_person_in_the_jobs_cgroup(machine: SharedMachineRig) -> None:
+    words = [PYTHON, "-m", "moorings.cli.main"]
+    argv = machine.argv("ann", [*words, "run", "-i", "--keep", "1s", "--ipus", "2", "--", "bash", "--norc"])
+    with Pseudoterminal(argv, os.environ) as terminal:
+        terminal.wait_for("detaches")
+        terminal.type("echo uid=$(id -u) $(stty size) $MOORINGS_DEVICES; cat /proc/self/cgroup > mine\n")
+        terminal.wait_for("uid=61001 24 80 pod64:")
+        (run,) = machine.ask("ann", "get", "runs")["items"]
+        done = machine.moor("ann", "exec", run["id"], "--", "sh", "-c", "id -u; cat /proc/self/cgroup > theirs; exit 4")
+        assert (done.returncode, done.stdout) == (4, "61001\n"), done.stderr
+        home = machine.root / "home/ann"
+        assert (home / "theirs").read_text() == (home / "mine").read_text()
+        assert "61001-" in (home / "mine").read_text()
+        refused = machine.moor("bob", "exec", run["id"], "--", "id")
+        assert (refused.returncode, refused.stdout) == (3, ""), refused.stderr  # it is not even seen
+        assert machine.moor("root", "exec", run["id"], "--", "id", "-u").stdout == "61001\n"  # beside it, as its person
+        terminal.close()
+    until(lambda: machine.ask("ann", "get", "run", run["id"])["state"] == "CANCELLED")
+    until(lambda: machine.processes_of("ann") == [])
 
 
 def test_a_jobs_variables_make_its_supervisor_nothing_else(machine: SharedMachineRig) -> None:
