@@ -324,6 +324,13 @@ def test_run_without_terminal_says_so(person: Person) -> None:
     assert person.moor("attach", run).returncode == 2  # nor has this process one
 
 
+def test_output_of_a_quick_program_is_shown(person: Person) -> None:
+    for _ in range(3):
+        with person.terminal("run", "-i", "--size", "2", "--", "echo", "qu" + "ick") as terminal:
+            assert terminal.wait() == 0
+            assert terminal.output.count(b"quick") == 1
+
+
 def test_all_output_of_a_terminal_is_in_the_log(person: Person) -> None:
     with person.terminal("run", "-i", "--size", "2", "--", "seq", "200000") as terminal:
         assert terminal.wait() == 0

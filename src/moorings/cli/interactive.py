@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from moorings.client.client import Client
@@ -38,12 +38,16 @@ class TerminalSession:
     Args:
         client: retries, so that it survives a restart of the controller.
         progress: where to report.
+        write: receives the output of a run that ends before it is attached to.
         environment: for ``TERM``.
     """
 
-    def __init__(self, client: Client, progress: Progress, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, client: Client, progress: Progress, write: Callable[[bytes], None], environment: Mapping[str, str]
+    ) -> None:
         self._client = client
         self._progress = progress
+        self._print = write
         self._follower = RunFollower(client, progress, lambda _chunk: None)
         self._term = environment.get("TERM", "")
         self._is_told = False
@@ -59,7 +63,11 @@ class TerminalSession:
             run = self._follower.wait_for_processes(run)
             if run.state in ENDED:
                 break
-            result = self._use_terminal(run)
+            try:
+                result = self._use_terminal(run)
+            except MooringsError as error:
+                run = self._after_failure(run, error)
+                continue
             if result.end in (RelayEnd.DETACHED, RelayEnd.CLOSED):
                 self.report_left(run)
                 return ExitCode.OK if result.end is RelayEnd.DETACHED else SIGHUP_EXIT
@@ -72,6 +80,9 @@ class TerminalSession:
             if run.state in ENDED:
                 break
             self._progress.report(f"{run.id}: {requeued_text(run)}")
+        if not self.is_attached:  # it was too quick; what it printed is in its log
+            for chunk in self._client.logs(run.id):
+                self._print(chunk)
         self._progress.report(run_end_text(run))
         return run_exit_code(run)
 
@@ -93,6 +104,19 @@ class TerminalSession:
             self.is_attached = True
             with raw_terminal(0):
                 return Relay(connected, terminal=True).run()
+
+    def _after_failure(self, run: RunBody, error: MooringsError) -> RunBody:
+        """The run, if its terminal was not reached because this attempt has ended.
+
+        Raises:
+            MooringsError: ``error``, if it has not.
+        """
+        if error.code not in ("run.not_running", "terminal.unreachable"):
+            raise error
+        now = self._client.get_run(run.id, wait_s=END_WAIT_S)
+        if now.state not in ENDED and now.attempt == run.attempt:
+            raise error
+        return now
 
     def _await_outcome(self, run: RunBody) -> RunBody:
         """The run once this attempt of it is over."""

@@ -21,6 +21,7 @@ from pathlib import Path
 from moorings.core.model.errors import MooringsError
 from moorings.privileged.peers import peer_uid
 from moorings.wire.frames import (
+    SOCKET_NAME,
     FrameKind,
     FrameReader,
     TerminalFailure,
@@ -34,9 +35,8 @@ ANSWER_S = 15.0
 READ_BYTES = 1 << 16
 UNSENT_BYTES_MAX = 1 << 17  # of what is typed or piped, that the supervisor has not taken
 DETACH_KEYS = (0x10, 0x11)  # Ctrl-P Ctrl-Q, as docker has them
-AFTER_DETACH = (
-    b"\x1b[0m\x1b[?25h\x1b[?2004l\r\n"  # no colour, a cursor, plain pasting: the program itself has not ended
-)
+# No colour, a cursor, plain pasting and a new line: the program that has changed them has not ended.
+AFTER_DETACH = b"\x1b[0m\x1b[?25h\x1b[?2004l\r\n"
 
 
 class RelayEnd(StrEnum):
@@ -87,6 +87,8 @@ def connect(path: Path, request: TerminalRequest) -> socket.socket:
 
 
 def _connect(path: Path) -> socket.socket:
+    if path.name != SOCKET_NAME:
+        raise MooringsError("terminal.refused", f"{path} is not the socket of a run's supervisor")
     connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -98,7 +100,7 @@ def _connect(path: Path) -> socket.socket:
     except OSError as error:
         connected.close()
         raise _unreachable(path, error) from error
-    if owner not in (os.geteuid(), 0) and os.geteuid() != 0:
+    if os.geteuid() not in (owner, 0):
         connected.close()
         detail = f"a process of user {owner} listens at {path}, and not one of yours"
         raise MooringsError("terminal.refused", detail, hint="only the run's own person reaches its processes")

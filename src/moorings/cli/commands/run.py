@@ -127,7 +127,7 @@ class RunCommand(CommandBehindDashes):
 @click.option(
     "--keep",
     metavar="DURATION",
-    help="With -i: how long it stays with its terminal closed; then it gets HUP (10m). A plain number means seconds.",
+    help="With -i: how long it stays with its terminal closed; then it gets HUP (10m).",
 )
 @click.option("--detach", is_flag=True, help="Print the run's id and do not wait.")
 @click.option("--dry-run", is_flag=True, help="Check the job and print it as JSON; start nothing.")
@@ -305,7 +305,7 @@ def _run_and_follow(session: CommandContext, request: RunRequest, key: str, subm
     progress = Progress(session.console)
     client = session.client
     follower = RunFollower(client, progress, session.console.print_bytes)
-    terminal = TerminalSession(client, progress, session.environment)
+    terminal = TerminalSession(client, progress, session.console.print_bytes, session.environment)
     started: RunBody | None = None
     with SignalsAsExceptions():
         try:

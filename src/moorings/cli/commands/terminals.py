@@ -75,7 +75,7 @@ def attach(session: CommandContext, name: str) -> int:
     progress = Progress(session.console)
     found = session.client.get_run(name)
     session.client.retry_policy = make_patience(progress)
-    terminal = TerminalSession(session.client, progress, session.environment)
+    terminal = TerminalSession(session.client, progress, session.console.print_bytes, session.environment)
     with SignalsAsExceptions():
         try:
             return terminal.follow(found)
