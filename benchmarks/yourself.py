@@ -1,5 +1,7 @@
 """What people type all day: CPU of ``moor get queue`` as a multiple of the CPU of an interpreter that does nothing.
 
+And how long a shell takes (``shell_ready``).
+
 In turns, so that a busier moment of the machine is in both. Bound: the parser of options and the HTTP client alone,
 which are not ours.
 """
@@ -15,6 +17,7 @@ from pathlib import Path
 from benchmarks.claims_http import POOLS, start_controller
 from benchmarks.cli_start import cpu_ms
 from benchmarks.report import Report
+from benchmarks.shell_ready import plain_shell_ms, shell_ready_ms
 
 ROUNDS = 15
 NOTHING, FOREIGN = "pass", "import click, http.client, json, tomllib"
@@ -37,8 +40,8 @@ def run() -> Report:
     get, nothing, foreign = (statistics.median(taken) for taken in zip(*rounds[1:], strict=True))  # the first compiles
     return Report(
         name="yourself",
-        figures={"get_cpu_ratio_to_python": get / nothing},
-        bounds={"get_cpu_ratio_to_python": foreign / nothing},
-        anchors={"get_cpu_ratio_to_python": 5},
+        figures={"get_cpu_ratio_to_python": get / nothing, "shell_ready_ms_p50": shell_ready_ms()},
+        bounds={"get_cpu_ratio_to_python": foreign / nothing, "shell_ready_ms_p50": plain_shell_ms()},
+        anchors={"get_cpu_ratio_to_python": 5, "shell_ready_ms_p50": 300},
         notes=(f"median of {ROUNDS}; python -c pass: {nothing:.1f} ms; bound: {FOREIGN}",),
     )
