@@ -228,6 +228,13 @@ static bool name_node(char *node, size_t size)
 	return only(node, LETTERS DIGITS "._-", size - 1);
 }
 
+/* Whether `moor exec` has started the step: it has the variables of the first task, and leases no GCD. */
+static bool is_beside(spank_t sp)
+{
+	char text[8];
+	return spank_getenv(sp, "MOORINGS_BESIDE", text, sizeof text) == ESPANK_SUCCESS;
+}
+
 int slurm_spank_init_post_opt(spank_t sp, int argc, char **argv)
 {
 	uint32_t id = 0, step = 0;
@@ -239,7 +246,7 @@ int slurm_spank_init_post_opt(spank_t sp, int argc, char **argv)
 		return 0;
 	/* `srun --jobid=ID` from another shell than the job's passes no option, and no other trustworthy sign:
 	 * slurmstepd sets SLURM_JOB_LICENSES (24.11 and later) only after all root parts have run. */
-	if (!ipus && step != BATCH_STEP && name_node(node, sizeof node) && find_note(id, node)) {
+	if (!ipus && step != BATCH_STEP && !is_beside(sp) && name_node(node, sizeof node) && find_note(id, node)) {
 		ipus = 1;
 		by_note = true;
 	}

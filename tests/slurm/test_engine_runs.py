@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from tests.procfs import HEARING, every_process
+from tests.pseudoterminal import Pseudoterminal
 from tests.slurm.ipus import IpuSite, ipu_site
 from tests.waiting import patient, until
 
@@ -319,6 +320,61 @@ def test_a_run_is_the_controllers_users_job_whoever_asks_and_whatever_for(site: 
     assert f"in Slurm it is a job of the user {USER}, " in said
     folder = site.cluster.work / "runs" / run["id"]
     assert folder.owner() == USER
+
+
+def test_command_beside_a_run_is_a_step_that_leases_nothing(site: IpuSite, start: Start) -> None:
+    before = runs(site)
+    begun = site.cluster.work / "begun"
+    process = start("--ipus", "2", "--env", "COLOUR=red", "--", "sh", "-c", f"touch {begun}; sleep 600")
+    run = one_more(site, before, lambda run: run["state"] == "RUNNING")
+    until(begun.exists)
+    until(lambda: site.controller.ask("GET", f"/v1/runs/{run['id']}")[1].get("reference"))
+    script = 'echo "$MOORINGS_RUN_ID $COLOUR $RANK ${MOORINGS_PARTITION_ID:-none}"; cat; pwd; echo err >&2; exit 9'
+    for _ in range(2):  # the task holds the only GCD: a step that wanted one would wait
+        done = as_user(site, "exec", run["id"], "--", "sh", "-c", script, given="given\n")
+        shown = done.stdout.splitlines()
+        assert done.returncode == 9, done.stderr
+        assert shown[0].split()[:3] == [run["id"], "red", "0"]
+        assert shown[0].split()[3] != "none"
+        assert shown[1:] == ["given", str(site.cluster.work)]
+        assert "err\n" in done.stderr
+        assert "without a binding" not in done.stderr
+    with Pseudoterminal(
+        user_words(site, "exec", run["id"], "--", "bash", "--norc"), user_environment(site)
+    ) as terminal:
+        terminal.type("echo t''ty=$(stty size) $TERM; exit 5\n")
+        terminal.wait_for("tty=24 80 xterm")
+        assert terminal.wait() == 5
+    process.send_signal(signal.SIGINT)
+    assert finish(process)[0] == 130
+
+
+def user_environment(site: IpuSite) -> dict[str, str]:
+    """Of the user of the jobs, with a key of the controller."""
+    server = f"http://127.0.0.1:{site.controller.port}"
+    conf = {"SLURM_CONF": f"{site.cluster.etc}/slurm.conf"}
+    return {
+        **os.environ,
+        **conf,
+        "TERM": "xterm",
+        "MOORINGS_SERVER": server,
+        "MOORINGS_ACCESS_KEY": site.controller.key,
+    }
+
+
+def user_words(site: IpuSite, *words: str) -> list[str]:
+    """``moor`` as the user of the jobs."""
+    keeps = site.controller.keeps
+    become = ("setpriv", f"--reuid={USER}", f"--regid={USER}", "--init-groups", f"--inh-caps={keeps}")
+    return [*become, f"--ambient-caps={keeps}", "--", sys.executable, "-m", "moorings.cli.main", *words]
+
+
+def as_user(site: IpuSite, *words: str, given: str = "") -> subprocess.CompletedProcess[str]:
+    """What ``moor`` does as the user of the jobs."""
+    call, environment = user_words(site, *words), user_environment(site)
+    return subprocess.run(
+        call, env=environment, input=given, capture_output=True, text=True, timeout=patient(60), check=False
+    )
 
 
 def test_a_run_of_somebody_else_is_neither_read_nor_cancelled(site: IpuSite, start: Start) -> None:

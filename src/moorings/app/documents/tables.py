@@ -29,6 +29,7 @@ READ: dict[str, tuple[str, str]] = {
     "MOORINGS_PROXY_URL": ("launcher", "set by the operator: where the proxy is"),
     "MOORINGS_PROXY_TOKEN_FILE": ("launcher", "set by the operator: the token for the proxy"),
     "MOORINGS_PROXY_CA_FILE": ("launcher", "the authority of a proxy that speaks HTTPS"),
+    "MOORINGS_BESIDE": ("plugin", "set by `moor exec`: its step leases no GCD of the job"),
     "MOORINGS_NO_COLOR": ("moor", "set: no colours"),
     "NO_COLOR": ("moor", "set: no colours, as in every other program"),
     "TERM": ("moor", "`dumb`: no colours"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ import click
 from moorings.cli.command_tree import MoorCommand, complete_names, examples, name_argument, strip_nouns
 from moorings.cli.commands.run import CommandBehindDashes, run
 from moorings.cli.interactive import SIGHUP_EXIT, TerminalSession, check_terminal, find_command
+from moorings.core.model.errors import MooringsError
 from moorings.terminal.attaching import (
     Relay,
     RelayEnd,
@@ -29,7 +31,8 @@ from moorings.terminal.port_forwarding import PortForwarder, parse_ports
 from moorings.terminal.progress import Progress
 from moorings.wire.errors import ExitCode
 from moorings.wire.frames import TerminalAction, TerminalRequest
-from moorings.workloads.runs import ENDED
+from moorings.wire.shapes import RunBody
+from moorings.workloads.runs import ENDED, RunState
 
 SIGPIPE_EXIT = 141
 END_POLL_S = 5.0
@@ -116,6 +119,9 @@ def exec(ctx: click.Context, name: str, *, tty: bool | None) -> int:  # noqa: A0
         term=session.environment.get("TERM", "")[:100],
         size=window_size(0),
     )
+    found = session.client.get_run(name)
+    if found.engine == "slurm" and found.state == RunState.RUNNING and found.reference is not None:
+        return _become_step(found, request)
     try:
         connected = connect(Path(session.client.get_terminal(name).socket), request)
     except TerminalRefusedError as error:
@@ -124,6 +130,24 @@ def exec(ctx: click.Context, name: str, *, tty: bool | None) -> int:  # noqa: A0
         return error.exit_code or ExitCode.DENIED
     with connected, SignalsAsExceptions():
         return _relay_command(Relay(connected, terminal=tty), is_raw=tty)
+
+
+def _become_step(found: RunBody, request: TerminalRequest) -> int:
+    """Become the person's own ``srun``, which runs the command as a step of the run's job.
+
+    Raises:
+        MooringsError: ``slurm.missing``.
+    """
+    from moorings.slurm.engine.beside import build_beside
+
+    assert found.reference is not None
+    folder = found.job.workdir
+    call = build_beside(found.reference, found.id, folder, request.command, term=request.term, tty=request.tty)
+    try:
+        os.execvp(call[0], call)  # noqa: S606 - no shell
+    except FileNotFoundError as error:
+        hint = "run it where 'srun' is, as the user of the job"
+        raise MooringsError("slurm.missing", "there is no srun here", hint=hint) from error
 
 
 def _relay_command(relay: Relay, *, is_raw: bool) -> int:
