@@ -29,17 +29,22 @@ Run = dict[str, Any]
 def site(slurm_release: str) -> Iterator[IpuSite]:
     """A site with accounting, whose controller follows what people submit."""
     with ipu_site(slurm_release, accounting=True) as made:
-        for user in (ANN, BOB):
-            made.cluster.check("sacctmgr", "-i", "add", "account", f"of-{user}")
-            made.cluster.check("sacctmgr", "-i", "add", "user", user, f"account=of-{user}")
-            made.cluster.check("sacctmgr", "-i", "modify", "user", user, "set", f"defaultaccount=of-{user}")
-        settings = made.cluster.folder / "controller.toml"
-        settings.write_text('[slurm]\n[slurm.projects.closed]\npartition = "nowhere"\n')
-        made.controller.stop()
-        made.controller.flags = ("--config", str(settings))
-        made.controller.start()
-        made.cluster.work.chmod(0o1777)
+        follow_people(made)
         yield made
+
+
+def follow_people(made: IpuSite) -> None:
+    """Give people accounts, and the controller a Slurm to which they submit themselves."""
+    for user in (ANN, BOB):
+        made.cluster.check("sacctmgr", "-i", "add", "account", f"of-{user}")
+        made.cluster.check("sacctmgr", "-i", "add", "user", user, f"account=of-{user}")
+        made.cluster.check("sacctmgr", "-i", "modify", "user", user, "set", f"defaultaccount=of-{user}")
+    settings = made.cluster.folder / "controller.toml"
+    settings.write_text('[slurm]\n[slurm.projects.closed]\npartition = "nowhere"\n')
+    made.controller.stop()
+    made.controller.flags = ("--config", str(settings))
+    made.controller.start()
+    made.cluster.work.chmod(0o1777)
 
 
 @pytest.fixture(autouse=True)
@@ -66,6 +71,10 @@ class Person:
 
     def moor(self, *words: str, **more: str) -> subprocess.Popen[str]:
         """Their ``moor``, started."""
+        return self.call(sys.executable, "-m", "moorings.cli.main", *words, **more)
+
+    def call(self, *words: str, **more: str) -> subprocess.Popen[str]:
+        """A command of theirs, started."""
         environment = {
             **self.site.cluster.env,
             "PATH": f"{self.site.cluster.path_for(self.name)}:{os.environ['PATH']}",
@@ -74,17 +83,10 @@ class Person:
             "MOORINGS_ACCESS_KEY": self.key,
             **more,
         }
-        switch = ["setpriv", f"--reuid={self.name}", f"--regid={self.name}", "--init-groups", "--"]
+        switch = ["setpriv", f"--reuid={self.name}", f"--regid={self.name}", "--init-groups"]
         if self.site.cluster.programs.chrooted:  # only root gets into it
-            switch = [
-                "setpriv",
-                f"--reuid={self.name}",
-                f"--regid={self.name}",
-                "--init-groups",
-                "--inh-caps=+all",
-                "--",
-            ]
-        argv = [*HEARING, *switch, sys.executable, "-m", "moorings.cli.main", *words]
+            switch += ["--inh-caps=+setuid,+setgid", "--ambient-caps=+setuid,+setgid"]
+        argv = [*HEARING, *switch, "--", *words]
         pipe = subprocess.PIPE
         process = subprocess.Popen(argv, stdout=pipe, stderr=pipe, text=True, env=environment, cwd=self.home)
         self.started.append(process)

@@ -575,9 +575,9 @@ def key_body(key: AccessKey, secret: str | None = None) -> KeyBody:
     )
 
 
-def caller_body(caller: Caller) -> CallerBody:
-    """The caller itself."""
-    return CallerBody(subject=caller.subject, role=caller.role, owner_prefix=caller.owner_prefix)
+def caller_body(caller: Caller, submits_to: tuple[str, ...]) -> CallerBody:
+    """The caller itself, and the engines to which people submit their jobs themselves."""
+    return CallerBody(subject=caller.subject, role=caller.role, owner_prefix=caller.owner_prefix, submits_to=submits_to)
 
 
 def event_body(row: EventRow, caller: Caller) -> EventBody:

@@ -50,18 +50,17 @@ class SlurmSubmission:
         self._own: OwnRuns | None = None
 
     def prepare(self, request: RunRequest) -> RunRequest:
-        """The request, with its submitter if sbatch is installed here."""
-        if request.engine != "slurm":
+        """The request, with its submitter where people submit themselves.
+
+        Raises:
+            MooringsError: ``slurm.missing``, ``engine.rejected``: no job can be submitted from here.
+        """
+        if request.engine != "slurm" or "slurm" not in self._session.client.who_am_i().submits_to:
             return request
         from moorings.slurm.personal.own_runs import new_token
 
         own = open_own_runs(self._session)
-        try:
-            own.check()
-        except MooringsError as error:
-            if error.code != "slurm.missing":
-                raise
-            return request  # the controller may submit it
+        own.check()
         self._own = own
         self._secret, digest = new_token()
         return replace(request, submitter=SubmitterShape(uid=os.getuid(), token_digest=digest))
@@ -89,8 +88,6 @@ class SlurmSubmission:
                 return f"{made.id}: not submitted yet: {error.detail}; your next 'moor' command here submits it"
             self._withdraw(made.id, error.detail)
             raise
-        with contextlib.suppress(MooringsError):
-            self._own.report(self._session.client, [made.id])
         return f"{made.id}: submitted as Slurm job {job}"
 
     def _withdraw(self, run: str, why: str) -> None:

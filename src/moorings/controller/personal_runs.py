@@ -32,6 +32,11 @@ class PersonalRuns:
         self._loop = loop
         self._engines = engines
 
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """The engines to which people submit their jobs themselves."""
+        return tuple(self._engines)
+
     def target(self, engine: str, project: str) -> SubmissionTarget | None:
         """Where people submit jobs of that project themselves; None: that engine submits its jobs."""
         found = self._engines.get(engine)

@@ -823,11 +823,15 @@ class KeyBody:
 
 @dataclass(frozen=True, kw_only=True)
 class CallerBody:
-    """``GET /v1/whoami``: the subject that a caller's access key, or the machine's kernel, proves, and its role."""
+    """``GET /v1/whoami``: the subject that a caller's access key, or the machine's kernel, proves, and its role.
+
+    ``submits_to``: the engines to which people submit their jobs themselves.
+    """
 
     subject: str
     role: str
     owner_prefix: str
+    submits_to: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

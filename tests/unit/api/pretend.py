@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 from moorings.controller.metrics import ControllerMetrics, Counters, collect_metrics
@@ -61,6 +62,7 @@ class PretendController:
         self.claims: dict[str, Claim] = {}
         self.used: dict[tuple[str, str], str] = {}
         self.runs = PretendRuns(self)
+        self.personal_runs = SimpleNamespace(engines=("slurm",))
         self.projects = PretendProjects(self)
         self.out: dict[str, Device] = {}
         self.rows: list[EventRow] = []

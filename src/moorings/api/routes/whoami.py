@@ -12,7 +12,7 @@ from moorings.wire import operations
 
 async def who_am_i(call: RequestContext) -> Response:
     """Tell the caller its own subject and role."""
-    return call.respond(caller_body(call.caller))
+    return call.respond(caller_body(call.caller, call.controller.personal_runs.engines))
 
 
 ROUTES = (Route(operations.WHO_AM_I, who_am_i),)

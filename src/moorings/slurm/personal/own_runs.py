@@ -109,7 +109,11 @@ class OwnRuns:
         Raises:
             MooringsError: ``slurm.missing``, ``engine.rejected``.
         """
-        self._slurm.check_installed("sbatch")
+        try:
+            self._slurm.check_installed("sbatch")
+        except MooringsError as error:
+            hint = "people submit their jobs to this Slurm themselves: run it on a login node"
+            raise MooringsError(error.code, error.detail, hint=hint) from error
         if RUNS_FOLDER.fullmatch(str(self._folder)) is None:
             detail = (
                 f"sbatch cannot take the folder {str(self._folder)[:120]!r}: it may have letters, digits and . _ @ + -"
