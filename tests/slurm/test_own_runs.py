@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.procfs import HEARING
+from tests.sampling import whole
 from tests.slurm.ipus import IpuSite, ipu_site
 from tests.waiting import patient, until
 
@@ -322,3 +323,51 @@ def broken_sbatch(site: IpuSite, person: Person, *, submits: bool) -> Path:
     )
     script.chmod(0o755)
     return folder
+
+
+def test_a_crowd_survives_kills_and_nothing_runs_twice(site: IpuSite, ann: Person, bob: Person) -> None:
+    """Two people's jobs, a third of them cancelled, while controller and agent are killed and slurmctld restarts."""
+    count = 50 if whole() else 9
+    people = (ann, bob)
+    marks = {person.name: person.home / "marks-crowd" for person in people}
+    for person in people:
+        marks[person.name].mkdir()
+        shutil.chown(marks[person.name], person.name, person.name)
+    started = []
+    for number in range(count):
+        for person in people:
+            script = f"mktemp {marks[person.name]}/{number}.XXXXXX; sleep 0.5"
+            words = ("run", "--engine", "slurm", "--detach", "--size", "0", "--name", f"crowd-{number}")
+            started.append((person, number, person.moor(*words, "--", "sh", "-c", script)))
+        if number % 3 == 1:
+            site.controller.kill()
+            site.controller.start()
+        elif number % 3 == 2:
+            site.end_agent()
+            site.cluster.stop_controller()  # killed, it forgets jobs that it has taken
+            site.cluster.start_controller()
+            site.start_agent()
+    idents: dict[str, tuple[Person, int]] = {}
+    for person, number, process in started:
+        code, output, said = finish(process)
+        if code == 0:
+            idents[output.strip()] = (person, number)
+        else:  # the controller was away: there is no run
+            assert "controller.unreachable" in said or "nothing listens" in said or "was lost" in said, said
+    cancelled = {ident for place, ident in enumerate(idents) if place % 3 == 0}
+    for ident in cancelled:
+        finish(idents[ident][0].moor("cancel", ident, "--no-wait"))
+
+    def left() -> list[str]:
+        for person in people:
+            finish(person.moor("get", "runs"))
+        return [f"{run['id']} {run['state']} {run.get('reason')}" for run in open_runs(site)]
+
+    until(lambda: not left(), 120, what=lambda: "\n".join(left()))
+    for person in people:
+        assert {path.stat().st_uid for path in marks[person.name].iterdir()} <= {person.uid}
+        ran = [int(path.name.partition(".")[0]) for path in marks[person.name].iterdir()]
+        assert len(ran) == len(set(ran)), "one ran twice"
+        must = {number for ident, (whose, number) in idents.items() if whose is person and ident not in cancelled}
+        assert must <= set(ran)
+    assert {run_of(site, ident)["state"] for ident in idents if ident not in cancelled} == {"SUCCEEDED"}

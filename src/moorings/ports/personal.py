@@ -36,7 +36,7 @@ class ListedJob:
     """A job that carries the comment of a run's attempt, as the scheduler lists or accounts it.
 
     Attributes:
-        state: the scheduler's word.
+        state: the scheduler's word; empty: it took the job, and knows it no more.
         restarts: how often it was requeued.
         exit_code: of its script; with ``exit_signal`` as wait(2) has them.
         was_started: it had nodes.

@@ -148,7 +148,8 @@ class RunRequest:
 class SlurmJobShape:
     """A job of Slurm that carries the comment of a run, as a listing or the accounting shows it.
 
-    ``started``: it had nodes. ``ended_at``: None while it has not ended.
+    ``state``: empty if Slurm knows the job no more. ``started``: it had nodes. ``ended_at``: None while it has not
+    ended.
     """
 
     run: str

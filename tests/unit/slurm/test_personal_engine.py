@@ -197,6 +197,32 @@ async def test_persons_own_listing_serves_without_an_agent_and_gives_no_id(rig: 
     assert (await rig.status()).phase is RunPhase.STARTING
 
 
+async def test_job_that_slurm_forgot_is_lost_after_several_reports(rig: Rig) -> None:
+    forgotten = replace(JOB, state="", was_started=False)
+    for _ in range(2):
+        await rig.report(job=forgotten)
+        assert (await rig.status()).end is None
+        await rig.clock.sleep(60)
+        assert (await rig.status()).end is None
+    for _ in range(4):
+        await rig.report(job=forgotten)
+        await rig.status()
+        await rig.clock.sleep(60)
+    end = (await rig.status()).end
+    assert end is not None
+    assert (end.ending, end.detail) == (EndReason.LOST, "Slurm knows nothing of job 7 any more")
+
+
+async def test_start_that_a_job_reports_is_newer_than_its_persons_listing(rig: Rig) -> None:
+    await rig.report(job=replace(JOB, state="PENDING"))
+    await rig.report(("claimed", "7"), ("began.0", ""))
+    assert (await rig.status()).phase is RunPhase.RUNNING
+    await rig.report(("tasks/0", "0"), ("tasks/1", "0"), ("done", DONE), job=replace(ENDED, state="COMPLETED"))
+    end = (await rig.status()).end
+    assert end is not None
+    assert end.exit_code == 0
+
+
 async def test_output_is_taken_where_it_continues_what_is_known(rig: Rig) -> None:
     assert await rig.report(output=[ReportedOutput(0, 0, b"one ")]) == {0: 4, 1: 0}
     assert await rig.report(output=[ReportedOutput(0, 0, b"one "), ReportedOutput(0, 9, b"gap")]) == {0: 4, 1: 0}

@@ -288,11 +288,13 @@ class PersonalSlurmEngine(ScheduledEngine):
         if listed is not None and agent:
             await self._note_seen(each, agent, listed)
         job = SeenJob(listed) if listed is not None else None
+        if listed is not None and not listed.state:
+            return await self._forgotten_status(run, each, listed)
         if listed is None and each.seen_by and self._is_missing(each):
             return await self._missing_status(run, each)
-        self._missing.clear(run)
         if listed is None:
             return self._unlisted_status(run, each)
+        self._missing.clear(run)
         seen = observe_job(replace(facts, submitting=True, job=listed.job_id), job)
         reference = str(listed.job_id) if agent else None
         if seen is RunObservation.OVER:
@@ -311,9 +313,13 @@ class PersonalSlurmEngine(ScheduledEngine):
                 if each.state.job in (None, job.job_id) or len(jobs) == 1:
                     return agent, job
         own = self._own.get(run)
-        if own is not None and seconds_between(own[0], now) <= OWN_LISTING_S and own[1].attempt == each.attempt.number:
+        if own is None or own[1].attempt != each.attempt.number:
+            return "", None
+        if own[1].ended_at is not None or not own[1].state:
             return "", own[1]
-        return "", None
+        # Its person looks seldom: what the job itself says of its start is newer.
+        is_current = seconds_between(own[0], now) <= OWN_LISTING_S and not each.state.began
+        return "", own[1] if is_current else None
 
     def _is_missing(self, each: FollowedAttempt) -> bool:
         """Whether the agent that has listed the job before has listed this user's since, without it."""
@@ -332,6 +338,13 @@ class PersonalSlurmEngine(ScheduledEngine):
         if self._missing.record_miss(run, self._clock.now()):
             return await self._conclude(run, each, None)
         return RunStatus(run, RunPhase.UNKNOWN)
+
+    async def _forgotten_status(self, run: RunId, each: FollowedAttempt, listed: ListedJob) -> RunStatus:
+        """The status of a job that its person's listing and accounting know no more; each report counts once."""
+        self._own.pop(run, None)
+        if not self._missing.record_miss(run, self._clock.now()):
+            return RunStatus(run, RunPhase.UNKNOWN)
+        return await self._conclude(run, replace(each, state=replace(each.state, job=listed.job_id)), None)
 
     def _unlisted_status(self, run: RunId, each: FollowedAttempt) -> RunStatus:
         """The status of a job that no listing shows: reports alone end nothing."""

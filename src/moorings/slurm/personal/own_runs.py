@@ -50,6 +50,7 @@ from moorings.workloads.runs import ENDED, RunId, RunState
 
 OPEN_MAX = 50  # runs that one command reports
 FRESH_S = 5.0  # no second report of a run within this time
+NEW_S = 10.0  # squeue may not list a job that was just submitted
 REPORT_S = 10.0  # for all of one run's reports
 KEEP_S = 30 * 86_400.0  # how long the folder of a run stays after its end
 TOKEN_BYTES = 32
@@ -280,13 +281,15 @@ class OwnRuns:
         for run in runs:
             job = await engine.find_job(RunId(run), listing)
             attempt = self._newest(run)
-            if job is None or attempt is None:
+            if attempt is None:
                 continue
-            shape = (
-                listed_job_shape(job)
-                if isinstance(job, JobRecord)
-                else past_job_shape(job, run, attempt.number, os.getuid())
-            )
+            shape: SlurmJobShape | None
+            if isinstance(job, JobRecord):
+                shape = listed_job_shape(job)
+            elif job is not None:
+                shape = past_job_shape(job, run, attempt.number, os.getuid())
+            else:
+                shape = _forgotten_job_shape(run, attempt)
             if shape is not None:
                 found[run] = shape
         return found
@@ -327,6 +330,15 @@ class OwnRuns:
             with contextlib.suppress(OSError):
                 if time.time() - path.stat().st_mtime > KEEP_S:
                     shutil.rmtree(path.parent)
+
+
+def _forgotten_job_shape(run: str, attempt: SlurmAttempt) -> SlurmJobShape | None:
+    """A job that Slurm took and knows no more, as after a crash of slurmctld; None: it may only be too new."""
+    with contextlib.suppress(OSError, ValueError):
+        job = attempt.read_state().job
+        if job is not None and time.time() - (attempt.path / "job").stat().st_mtime > NEW_S:
+            return SlurmJobShape(run=run, attempt=attempt.number, job=job, uid=os.getuid(), state="")
+    return None
 
 
 def own_run(job: JobSpec, server: str, secret: str, ca_file: str, cert_file: str, key_file: str) -> OwnRun:
