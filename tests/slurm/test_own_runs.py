@@ -303,6 +303,10 @@ def test_a_token_reports_on_its_own_run_alone_and_dies_with_it(site: IpuSite, an
     ]
     assert [(status, body["code"]) for status, body in refused] == [*[(403, "auth.denied")] * 4, (401, "auth.invalid")]
     assert ask("POST", own, {"attempt": 0}, key=bob.key)[1]["code"] == "run.unknown"
+    ended = {"run": idents[0], "attempt": 0, "job": 1, "uid": ann.uid, "state": "FAILED"}
+    ended["endedAt"] = "2026-01-01T00:00:00Z"
+    assert ask("POST", own, {"attempt": 0, "job": ended, "abandoned": True}, key=token)[0] == 200
+    assert run_of(site, idents[0])["state"] in ("WAITING", "STARTING", "RUNNING")
     bad = {"attempt": 0, "files": [{"name": "../../x", "text": "", "modifiedAt": "2026-01-01T00:00:00Z"}]}
     assert ask("POST", own, bad, key=token)[1]["code"] == "report.invalid"
     assert b"moorrun_" not in (site.controller.data / "moorings.db").read_bytes()

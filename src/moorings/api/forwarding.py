@@ -73,7 +73,7 @@ _KEYED = frozenset(
     operation.path for operation in OPERATIONS if operation.method == "POST" and operation.takes_idempotency_key
 )
 _FINAL_CODES = frozenset(
-    {"auth.missing", "auth.invalid", "auth.expired", "auth.certificate_mismatch"}
+    {"auth.missing", "auth.invalid", "auth.expired", "auth.certificate_mismatch", "run.ended"}
 )  # asking the store again would not help
 
 

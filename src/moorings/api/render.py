@@ -497,7 +497,7 @@ def submitted_jobs_body(reply: ListingReply) -> SubmittedJobsBody:
         JobOrderBody(run=each.run, attempt=each.attempt, uid=each.uid, action=each.action, job=each.job_id)
         for each in reply.orders
     )
-    return SubmittedJobsBody(uids=tuple(reply.uids), orders=orders)
+    return SubmittedJobsBody(uids=tuple(reply.uids), runs=tuple(reply.runs), orders=orders)
 
 
 def _priority(view: RunView) -> int:

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING
 from moorings.core.model.errors import MooringsError
 from moorings.terminal.configuration import data_folder
 from moorings.terminal.context import CommandContext
-from moorings.wire.shapes import RunBody, RunRequest, SubmitterShape
+from moorings.wire.shapes import RunBody, RunReportRequest, RunRequest, SubmitterShape
 
 if TYPE_CHECKING:
     from moorings.slurm.personal.own_runs import OwnRuns
     from moorings.workloads.jobs import JobSpec
 
+LOOK_S = 3.0  # for one of Slurm's commands, where something else was asked for
 REPORT_S = 5.0  # between two reports while a run is followed
 _AWAY = ("engine.unavailable", "slurm.unavailable", "controller.unreachable", "slurm.missing")
 
@@ -32,12 +33,12 @@ def runs_folder(session: CommandContext) -> Path:
     return Path(chosen).absolute() if chosen else data_folder(session.environment) / "slurm"
 
 
-def open_own_runs(session: CommandContext) -> OwnRuns:
-    """This person's runs on Slurm."""
+def open_own_runs(session: CommandContext, *, timeout_s: float = 20.0) -> OwnRuns:
+    """This person's runs on Slurm; each of Slurm's commands may take so long."""
     from moorings.slurm.commands import SlurmCommands
     from moorings.slurm.personal.own_runs import OwnRuns
 
-    return OwnRuns(runs_folder(session), SlurmCommands(session.environment))
+    return OwnRuns(runs_folder(session), SlurmCommands(session.environment, timeout_s=timeout_s))
 
 
 class SlurmSubmission:
@@ -93,10 +94,12 @@ class SlurmSubmission:
     def _withdraw(self, run: str, why: str) -> None:
         """Cancel a run that Slurm will never have."""
         with contextlib.suppress(MooringsError):
-            self._session.client.cancel_run(run)
+            cancelled = self._session.client.cancel_run(run)
             if self._own is not None and self._own.has(run):
                 self._own.cancel(run, why)
                 self._own.report(self._session.client, [run])
+            elif self._own is not None:
+                abandon_unsaved(self._session, self._own, cancelled)
 
     @contextlib.contextmanager
     def reported(self, run: str) -> Iterator[None]:
@@ -121,19 +124,28 @@ class SlurmSubmission:
                     own.report(client, [run])
 
 
-def cancel_own(session: CommandContext, run: str, reason: str) -> bool:
-    """Cancel a run with one's own scancel, and report that; returns whether it is one of this person's here.
+def cancel_own(session: CommandContext, run: RunBody) -> None:
+    """Cancel a run with one's own scancel, if it is this person's, and report that.
 
     Raises:
         MooringsError: ``engine.unavailable``: Slurm cannot be reached.
     """
-    if not (runs_folder(session) / "open" / run).exists():
-        return False
+    if run.engine != "slurm":
+        return
     own = open_own_runs(session)
-    own.cancel(run, reason)
+    if (runs_folder(session) / "open" / run.id).exists():
+        own.cancel(run.id, f"cancelled by {run.subject}")
+        with contextlib.suppress(MooringsError):
+            own.report(session.client, [run.id])
+    elif run.reference is None and not own.has(run.id):
+        abandon_unsaved(session, own, run)
+
+
+def abandon_unsaved(session: CommandContext, own: OwnRuns, run: RunBody) -> None:
+    """Report that a run was never submitted: its ``moor`` ended before it had saved anything here."""
     with contextlib.suppress(MooringsError):
-        own.report(session.client, [run])
-    return True
+        if session.client.who_am_i().subject == run.subject and not own.has_job(run.id):
+            session.client.report_run(run.id, RunReportRequest(attempt=run.attempt, abandoned=True))
 
 
 def submit_own(session: CommandContext, run: RunBody) -> None:
@@ -159,6 +171,6 @@ def report_own(session: CommandContext) -> None:
                 return
     except OSError:
         return
-    own = open_own_runs(session)
+    own = open_own_runs(session, timeout_s=LOOK_S)
     with contextlib.suppress(MooringsError, OSError):
         own.report(session.client, own.unreported(session.configuration.text("server")))

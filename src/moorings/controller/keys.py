@@ -123,7 +123,7 @@ class AccessKeyManager:
             raise _invalid_run_token()
         if run.is_ended:
             raise MooringsError("run.ended", f"run {run.id} has ended, and its token with it")
-        return Caller(run.subject, Role.USER, "", f"run:{run.id}", run=run.id)
+        return Caller(run.subject, Role.USER, "", f"runs-of:{run.subject}", run=run.id)
 
     def _digest(self, secret: str) -> str:
         return hmac.new(self._pepper, secret.encode("utf-8", "surrogateescape"), hashlib.sha256).hexdigest()

@@ -7,6 +7,7 @@ its submitter's (``ports.personal``). Claims stay with the agent: nothing here m
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from moorings.controller.loop import TurnLoop
 from moorings.core.model.access import Caller, Role, check_owner_access
@@ -56,6 +57,8 @@ class PersonalRuns:
         engine = self._engines.get(run.engine)
         if engine is None or run.submitter is None:
             raise MooringsError("report.invalid", f"run {run.id} is not submitted by its person: nothing to report")
+        if caller.run is not None:  # what Slurm says of a job, only its person can have seen
+            report = replace(report, job=None, is_abandoned=False)
         return run, await engine.accept_report(_known(run), report)
 
     async def report_jobs(
@@ -80,7 +83,7 @@ class PersonalRuns:
             raise MooringsError("report.invalid", detail, hint=f"at most {LISTED_JOBS_MAX} of {UIDS_MAX} are taken")
         engine = self._engines.get("slurm")
         if engine is None:
-            return ListingReply((), ())
+            return ListingReply((), (), ())
         runs = (self._loop.runs.by_id.get(job.run) for job in jobs)
         known = [_known(run) for run in runs if run is not None and run.submitter is not None]
         return await engine.accept_listing(f"{queue} {instance}", known, uids, jobs, past)

@@ -250,7 +250,7 @@ class RunManager:
             seen = _of_this_attempt(run, seen)
             if seen.phase is RunPhase.ABSENT and seen.run in submitting | self._submitting:
                 continue  # it is being started at this moment
-            if seen.phase is RunPhase.ABSENT and run.submitter is not None and run.reference is not None:
+            if seen.phase is RunPhase.ABSENT and run.submitter is not None and not run.is_unsubmitted:
                 continue  # its reports lie with the controller that led before; the next listing shows its job
             if seen.phase is RunPhase.ABSENT and (run.state is RunState.STARTING or run.is_unsubmitted):
                 self._start_action(run)

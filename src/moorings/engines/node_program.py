@@ -189,7 +189,7 @@ def main(words: Sequence[str]) -> None:
         _hear(folder, start)
         os._exit(0)
     if what == "report":
-        report_until_ended(folder)
+        report_until_ended(folder, start)
         os._exit(0)
     job = from_plain(WatchedJob, json.loads((folder / "watched.json").read_text()))
     if what == "begin":

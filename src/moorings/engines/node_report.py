@@ -26,11 +26,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+from moorings.engines.processes import boot_id
+
 SETTINGS_FILE = "report.json"
 MIRRORED = re.compile(
     r"claimed|began\.[0-9]{1,9}|done|tasks/[0-9]{1,6}(\.why)?|checkpoints\.json|unseen|job\.log|step\.log"
 )
-OUTPUT_BYTES_MAX = 64 << 20  # of one task that the controller keeps; the whole lies in the person's folder
+OUTPUT_BYTES_MAX = 256 << 20  # of all tasks that the controller keeps; the whole lies in the person's folder
+TASK_OUTPUT_BYTES_MIN = 64 << 10
 OUTPUT_PART_BYTES_MAX = 256 << 10  # in one report
 FILES_MAX = 500  # in one report
 FILE_BYTES_MAX = 64 << 10
@@ -59,6 +62,7 @@ class ReportSettings:
         ca_file: PEM file of the authority of the server's certificate; empty: the system's.
         cert_file: PEM file of an own certificate; empty: none.
         key_file: of its key.
+        boot_id: of the machine that submitted: only there does an address of this machine mean its controller.
     """
 
     server: str
@@ -68,6 +72,7 @@ class ReportSettings:
     ca_file: str = ""
     cert_file: str = ""
     key_file: str = ""
+    boot_id: str = ""
 
     @classmethod
     def read(cls, folder: Path) -> ReportSettings:
@@ -84,10 +89,12 @@ class FolderReport:
 
     Args:
         folder: of the attempt.
+        is_restart: the job was started again, so files of its first start are gone.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, is_restart: bool = False) -> None:
         self._folder = folder
+        self._is_restart = is_restart
         self._sent: dict[str, tuple[int, int]] = {}
         self._known: Mapping[str, int] | None = None  # bytes of output by task, as the controller has them
 
@@ -96,11 +103,13 @@ class FolderReport:
         new = ((name, stamp) for name, stamp in self._files() if self._sent.get(name) != stamp)
         found = dict(itertools.islice(new, FILES_MAX))
         output = list(self._output())
-        if output or self._known is None:  # the record of the end comes when all output has arrived
+        if (
+            output or self._known is None or len(found) == FILES_MAX
+        ):  # the record of the end comes when all output has arrived
             found.pop("done", None)
         files = [file for name in found if (file := self._file(name, found[name][0])) is not None]
         body: dict[str, Any] = {"attempt": attempt, "files": files, "output": output}
-        if self._known is None:  # an earlier start of the job may have left others
+        if self._known is None and self._is_restart:
             body["present"] = [name for name, _ in self._files()]
         return body, found
 
@@ -138,7 +147,7 @@ class FolderReport:
     def _output(self) -> Iterable[dict[str, Any]]:
         left = OUTPUT_PART_BYTES_MAX
         for task, known in (self._known or {}).items():
-            if left <= 0 or known >= OUTPUT_BYTES_MAX:
+            if left <= 0 or known >= output_bytes_max(len(self._known or {})):
                 continue
             with contextlib.suppress(OSError):
                 descriptor = os.open(
@@ -152,6 +161,11 @@ class FolderReport:
                 if data:
                     left -= len(data)
                     yield {"task": int(task), "offset": known, "data": base64.b64encode(data).decode()}
+
+
+def output_bytes_max(tasks: int) -> int:
+    """Return how much output of each of so many tasks the controller keeps."""
+    return max(OUTPUT_BYTES_MAX // max(tasks, 1), TASK_OUTPUT_BYTES_MIN)
 
 
 def send_report(settings: ReportSettings, body: Mapping[str, Any], *, within_s: float = CALL_S) -> dict[str, Any]:
@@ -202,12 +216,23 @@ def report_until_current(settings: ReportSettings, report: FolderReport, within_
     return False
 
 
-def report_until_ended(folder: Path) -> None:
+def is_of_another_machine(settings: ReportSettings) -> bool:
+    """Whether the address is a loopback one, and this is not the machine that submitted: anybody may listen there."""
+    host = urlsplit(settings.server).hostname or ""
+    if host != "localhost" and not host.startswith("127.") and host != "::1":
+        return False
+    return settings.boot_id != boot_id()
+
+
+def report_until_ended(folder: Path, start: int) -> None:
     """Report what changes in an attempt's folder until WINCH comes or the parent is gone, and then what is left."""
     parent = os.getppid()
     # Slurm sends TERM to all of a batch step while the tasks may still write.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGWINCH, *_OTHERS})
-    settings, report = ReportSettings.read(folder), FolderReport(folder)
+    settings, report = ReportSettings.read(folder), FolderReport(folder, is_restart=start > 0)
+    if is_of_another_machine(settings):
+        sys.stderr.write(f"moorings: no reports: {settings.server} is an address of the machine that submitted\n")
+        return
     pause_s = LOOK_S
     while os.getppid() == parent and signal.sigtimedwait({signal.SIGWINCH}, pause_s) is None:
         try:

@@ -114,9 +114,10 @@ class JobOrder:
 
 @dataclass(frozen=True, slots=True)
 class ListingReply:
-    """What an agent is to do next: users to list, and orders."""
+    """What an agent is to do next: users to list, the runs of which it reports jobs, and orders."""
 
     uids: Sequence[int]
+    runs: Sequence[RunId]
     orders: Sequence[JobOrder]
 
 

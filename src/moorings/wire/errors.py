@@ -152,6 +152,7 @@ ERRORS: dict[str, ErrorKind] = {
     "quota.waiting": ErrorKind(429, ExitCode.NO_ROOM, "too much of the subject or the project waits already"),
     "quotas.invalid": ErrorKind(422, ExitCode.USAGE, "the quotas file cannot be used"),
     "report.invalid": ErrorKind(422, ExitCode.FAILED, "the report cannot be taken in"),
+    "report.outdated": ErrorKind(409, ExitCode.CONFLICT, "the run has a later attempt"),
     "request.not_private": ErrorKind(421, ExitCode.USAGE, "the IPUJobs' proxy accepts this over HTTPS only"),
     "request.invalid": ErrorKind(400, ExitCode.USAGE, "the HTTP request cannot be read"),
     "room.is_free": ErrorKind(409, ExitCode.CONFLICT, "a block of that size is free already"),

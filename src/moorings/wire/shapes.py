@@ -618,9 +618,10 @@ class JobOrderBody:
 
 @dataclass(frozen=True, kw_only=True)
 class SubmittedJobsBody:
-    """The answer to an agent's listing: users to list next, and orders."""
+    """The answer to an agent's listing: users to list next, the runs of which to report jobs, and orders."""
 
     uids: tuple[int, ...] = ()
+    runs: tuple[str, ...] = ()
     orders: tuple[JobOrderBody, ...] = ()
 
 

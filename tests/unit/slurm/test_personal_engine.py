@@ -186,7 +186,38 @@ async def test_run_that_was_never_submitted_can_be_given_up(rig: Rig) -> None:
     await rig.engine.cancel(RUN, "cancelled by ann")
     assert (await rig.status()).phase is RunPhase.STARTING
     await rig.report(is_abandoned=True)
-    assert (await rig.status()).phase is RunPhase.ABSENT
+    end = (await rig.status()).end
+    assert end is not None
+    assert (end.ending, end.detail) == (EndReason.CANCELLED, "cancelled by ann")
+
+
+async def test_cancelled_run_that_no_listing_ever_shows_ends_after_a_while(rig: Rig) -> None:
+    await rig.engine.cancel(RUN, "cancelled by root")
+    await rig.clock.sleep(personal.GIVE_UP_S + 1)
+    assert (await rig.status()).end is None  # no agent looks
+    await rig.list_jobs()
+    assert (await rig.status()).end is not None
+
+
+async def test_report_of_an_earlier_attempt_is_refused(rig: Rig) -> None:
+    later = replace(KNOWN, attempt=1)
+    await rig.engine.accept_report(later, RunReport(attempt=1))
+    with pytest.raises(MooringsError) as refused:
+        await rig.engine.accept_report(later, RunReport(attempt=0))
+    assert refused.value.code == "report.outdated"
+
+
+async def test_file_that_a_later_report_brought_is_not_replaced(rig: Rig) -> None:
+    await rig.report(("done", DONE))
+    await rig.engine.accept_report(
+        KNOWN, RunReport(attempt=0, files=[ReportedFile("done", "restart=0\nstop=failed\n", add_seconds(START, -9))])
+    )
+    assert (rig.folder / RUN / "0" / "done").read_text() == DONE
+
+
+async def test_record_of_too_many_digits_is_none(rig: Rig) -> None:
+    await rig.report(("claimed", "1" * 5000))
+    assert (await rig.status()).phase is RunPhase.STARTING
 
 
 async def test_persons_own_listing_serves_without_an_agent_and_gives_no_id(rig: Rig) -> None:

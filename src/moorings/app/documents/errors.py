@@ -118,6 +118,7 @@ REMEDIES: dict[str, str] = {
     "quotas.invalid": "the detail names file, line and key; "
     "[quotas for each person](../how-to/share-one-machine.md#quotas-for-each-person)",
     "report.invalid": "a `moor` of this release reports by itself: nothing else should call this",
+    "report.outdated": "nothing: the job of an earlier attempt reports no more",
     "request.not_private": "use HTTPS; with `vipuProxy.plainHttp` requests without a token are served by HTTP, too",
     "request.invalid": "the request is not valid HTTP; check the proxies between you and the controller",
     "label.invalid": "a label is KEY=VALUE of letters, digits, `.`, `_`, `/` and `-`, at most 63 each",

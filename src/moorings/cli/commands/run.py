@@ -358,7 +358,7 @@ def _cancel(session: CommandContext, progress: Progress, follower: RunFollower, 
             return stop.exit_code
         progress.report(f"{run.id}: {stop.name}: cancelling; press Ctrl-C again to stop waiting")
         cancelled = client.cancel_run(run.id)
-        cancel_own(session, run.id, f"cancelled by {cancelled.subject}")
+        cancel_own(session, cancelled)
         ended = follower.follow(cancelled)
         progress.report(run_end_text(ended))
     except Interrupted:

@@ -116,7 +116,7 @@ def cancel(
     session.if_interrupted = f"not waited for; being cancelled: {', '.join(run.id for run in runs)}"
     for run in runs:
         if run.state not in ENDED:
-            cancel_own(session, run.id, f"cancelled by {run.subject}")
+            cancel_own(session, run)
     for run in runs:
         ended = _wait_for_end(session, progress, run, limit) if wait else run
         session.console.print_line(f"run/{ended.id} {_cancel_text(ended)}")

@@ -22,7 +22,7 @@ from pathlib import Path
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.timestamps import seconds_between
 from moorings.engines.fence import FileFence
-from moorings.engines.launch import rejected_error, unavailable_error
+from moorings.engines.launch import not_startable_error, rejected_error, unavailable_error
 from moorings.engines.node_program import build_archive
 from moorings.engines.run_folder import AttemptFolder
 from moorings.engines.scheduled import NewestAttempt, ScheduledEngine
@@ -103,6 +103,7 @@ class SlurmEngine(ScheduledEngine):
         clock: for waiting, and for ends without a recorded time.
         report_file: content of the file by which a job reports to a controller (``engines.node_report``); None: it does
             not.
+        is_told_of_ends: an attempt is submitted only when the controller knows that the one before has ended.
     """
 
     scheduler = "Slurm"
@@ -115,8 +116,11 @@ class SlurmEngine(ScheduledEngine):
         slurm: SlurmCommands,
         clock: Clock,
         report_file: Callable[[RunSubmission], bytes | None] = lambda _: None,
+        *,
+        is_told_of_ends: bool = False,
     ) -> None:
         super().__init__(clock)
+        self._is_told_of_ends = is_told_of_ends
         self._report_file = report_file
         self._settings = settings
         self._folder = folder
@@ -157,7 +161,10 @@ class SlurmEngine(ScheduledEngine):
                 if lost is not None:
                     await asyncio.to_thread(held.write, "job", str(lost.job_id).encode())
                     return lost.job_id
-            await self._require_earlier_ended(order, held)
+            if not self._is_told_of_ends:
+                await self._require_earlier_ended(order, held)
+            elif (job := (await self.list_jobs()).find_job(order.run, held, facts)) and job.phase is not JobPhase.ENDED:
+                raise not_startable_error(order, f"Slurm job {job.job_id} of attempt {held.number} has not ended")
         return await self._submit(folder.attempt(order.attempt), order)
 
     async def _submit(self, attempt: SlurmAttempt, order: RunSubmission) -> int:

@@ -22,7 +22,7 @@ from moorings.core.model.claims import CheckpointContract
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.timestamps import Timestamp, seconds_between
 from moorings.engines.launch import rejected_error, unavailable_error
-from moorings.engines.node_report import MIRRORED, OUTPUT_BYTES_MAX
+from moorings.engines.node_report import MIRRORED, output_bytes_max
 from moorings.engines.run_folder import AttemptFolder, to_json
 from moorings.engines.scheduled import NewestAttempt, ScheduledEngine
 from moorings.ports.clock import Clock
@@ -52,7 +52,7 @@ from moorings.slurm.engine.submission import check_job, describe_differences
 from moorings.slurm.formats import SlurmJobPhase
 from moorings.slurm.formats import phase_of as job_phase_of
 from moorings.workloads.jobs import JobSpec
-from moorings.workloads.runs import RunId, RunPhase, RunStatus
+from moorings.workloads.runs import SIGTERM_EXIT_CODE, EndReason, EndRecord, RunId, RunPhase, RunStatus
 
 log = logging.getLogger("moorings.slurm.engine")
 
@@ -60,9 +60,10 @@ LISTING_S = 20.0  # for so long an agent's listing counts
 OWN_LISTING_S = 90.0  # and a person's own, which is made less often
 SETTLE_S = 10.0  # after Slurm's end of a job, for a report
 LATE_S = 30.0  # and for the last one of a job that has reported before
+GIVE_UP_S = 600.0  # a cancelled run that nobody has submitted by then never is
 STUCK_S = 60.0  # after its grace period and this, Slurm ends a run that must stop
 FILE_BYTES_MAX = 256 << 10
-LOOKUPS_MAX = 100  # jobs to look up in the accounting, at a time
+LOOKUPS_MAX = 10  # jobs to look up in the accounting, at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +136,10 @@ class PersonalSlurmEngine(ScheduledEngine):
         self._copying = asyncio.Lock()
         self._listings: dict[str, AgentListing] = {}
         self._own: dict[RunId, tuple[Timestamp, ListedJob]] = {}
-        self._past: dict[int, ListedJob] = {}
+        self._past: dict[tuple[str, int], ListedJob] = {}  # by the agent that has looked it up
         self._followed: dict[RunId, FollowedAttempt] = {}
         self._orders: dict[RunId, JobOrder] = {}
-        self._lookups: list[JobOrder] = []
+        self._lookups: dict[str, list[JobOrder]] = {}  # by the agent that has listed the job before
 
     def check_job(self, job: JobSpec) -> Sequence[str]:
         check_job(job)
@@ -207,6 +208,8 @@ class PersonalSlurmEngine(ScheduledEngine):
     def _copy(self, known: PersonalJob, report: RunReport) -> dict[int, int]:
         attempt = self._ensure_known(known)
         tasks = known.tasks
+        if report.attempt < attempt.number:
+            raise MooringsError("report.outdated", f"run {known.run} has attempt {attempt.number} by now")
         if report.attempt == attempt.number:
             for file in report.files:
                 _check_name(file.name, tasks)
@@ -215,7 +218,7 @@ class PersonalSlurmEngine(ScheduledEngine):
             for part in report.output:
                 if not 0 <= part.task < tasks:
                     raise MooringsError("report.invalid", f"run {known.run} has no task {part.task}")
-                _append(attempt.log_path(part.task), part.offset, part.data)
+                _append(attempt.log_path(part.task), part.offset, part.data, output_bytes_max(tasks))
             for file in report.files:
                 _write_copy(attempt.path / file.name, file.text, min(file.modified_at, self._clock.now()))
             if report.is_abandoned:
@@ -238,18 +241,19 @@ class PersonalSlurmEngine(ScheduledEngine):
         for job in jobs:
             by_attempt.setdefault((job.run, job.attempt, job.uid), []).append(job)
         self._listings[agent] = AgentListing(self._clock.now(), frozenset(uids), by_attempt)
-        self._past |= {job.job_id: job for job in past}
+        self._past |= {(agent, job.job_id): job for job in past}
         self._changed.set()
         followed = self._followed
         orders = [order for run, order in self._orders.items() if run in followed]
-        return ListingReply(sorted({each.uid for each in followed.values()}), [*orders, *self._lookups[:LOOKUPS_MAX]])
+        orders += self._lookups.get(agent, ())[:LOOKUPS_MAX]
+        return ListingReply(sorted({each.uid for each in followed.values()}), sorted(followed), orders)
 
     # -- observing -----------------------------------------------------------------------------------------------------
 
     async def observe(self, runs: Sequence[RunId]) -> Sequence[RunStatus]:
         found = await asyncio.to_thread(self._read_copies, runs)
         self._followed = {run: each for run, each in found.items() if isinstance(each, FollowedAttempt)}
-        self._lookups = []
+        self._lookups = {}
         seen = []
         for run in runs:
             each = found[run]
@@ -293,6 +297,8 @@ class PersonalSlurmEngine(ScheduledEngine):
         if listed is None and each.seen_by and self._is_missing(each):
             return await self._missing_status(run, each)
         if listed is None:
+            if facts.cancel is not None and self._was_never_submitted(each):
+                return await self._conclude_unsubmitted(run, each)
             return self._unlisted_status(run, each)
         self._missing.clear(run)
         seen = observe_job(replace(facts, submitting=True, job=listed.job_id), job)
@@ -331,13 +337,33 @@ class PersonalSlurmEngine(ScheduledEngine):
         """The status of a job that its agent lists no more: it ended long ago, or was lost."""
         job = each.state.job
         assert job is not None, "it was listed before"
-        self._lookups.append(JobOrder(run, each.attempt.number, each.uid, JobAction.LOOK_UP, job))
-        past = self._past.get(job)
+        order = JobOrder(run, each.attempt.number, each.uid, JobAction.LOOK_UP, job)
+        self._lookups.setdefault(each.seen_by, []).append(order)
+        past = self._past.get((each.seen_by, job))
         if past is not None and past.ended_at is not None:
             return await self._conclude(run, each, past)
         if self._missing.record_miss(run, self._clock.now()):
             return await self._conclude(run, each, None)
         return RunStatus(run, RunPhase.UNKNOWN)
+
+    def _was_never_submitted(self, each: FollowedAttempt) -> bool:
+        """Whether no job of a cancelled attempt will come: its person says so, or long listings of them show none."""
+        if each.state.claimed or each.state.began or each.seen_by:
+            return False
+        if (each.attempt.path / "abandoned").exists():
+            return True
+        now = self._clock.now()
+        waited_s = seconds_between(each.state.cancelled_at or now, now)
+        fresh = [one for one in self._listings.values() if seconds_between(one.at, now) <= LISTING_S]
+        return waited_s > GIVE_UP_S and any(each.uid in one.uids for one in fresh)
+
+    async def _conclude_unsubmitted(self, run: RunId, each: FollowedAttempt) -> RunStatus:
+        end = EndRecord(
+            EndReason.CANCELLED, SIGTERM_EXIT_CODE, ended_at=self._clock.now(), detail=each.state.cancel or ""
+        )
+        with self._as_unavailable(f"the end of run {run} could not be saved"):
+            await asyncio.to_thread(each.attempt.save_end, end)
+        return self._ended(run, end)
 
     async def _forgotten_status(self, run: RunId, each: FollowedAttempt, listed: ListedJob) -> RunStatus:
         """The status of a job that its person's listing and accounting know no more; each report counts once."""
@@ -349,8 +375,6 @@ class PersonalSlurmEngine(ScheduledEngine):
     def _unlisted_status(self, run: RunId, each: FollowedAttempt) -> RunStatus:
         """The status of a job that no listing shows: reports alone end nothing."""
         facts = each.state
-        if (each.attempt.path / "abandoned").exists() and not facts.claimed and not each.seen_by:
-            return RunStatus(run, RunPhase.ABSENT)
         if facts.done is not None:
             return RunStatus(
                 run, RunPhase.UNKNOWN, reason="its job reports its end, and Slurm has not confirmed it yet"
@@ -409,7 +433,7 @@ class PersonalSlurmEngine(ScheduledEngine):
         self._orders.pop(run, None)
         followed = self._followed.get(run)
         if followed is not None and followed.state.job is not None:
-            self._past.pop(followed.state.job, None)
+            self._past.pop((followed.seen_by, followed.state.job), None)
 
     # -- stopping ------------------------------------------------------------------------------------------------------
 
@@ -474,19 +498,21 @@ def _write_copy(path: Path, text: str, modified_at: Timestamp) -> None:
     content = text.encode("utf-8", "surrogateescape")
     if len(content) > FILE_BYTES_MAX:
         raise MooringsError("report.invalid", f"{path.name} has more than {FILE_BYTES_MAX} bytes")
+    if path.exists() and path.stat().st_mtime_ns // 1000 > modified_at:
+        return  # a later report has overtaken this one
     draft = path.with_name(f".{path.name}.draft")
     draft.write_bytes(content)
     os.utime(draft, ns=(modified_at * 1000, modified_at * 1000))
     draft.replace(path)
 
 
-def _append(path: Path, offset: int, data: bytes) -> None:
+def _append(path: Path, offset: int, data: bytes, bytes_max: int) -> None:
     """Add output that follows what is known; a part that does not is left out: the answer says where to go on."""
     size = _size(path)
-    if offset != size or size >= OUTPUT_BYTES_MAX:
+    if offset != size or size >= bytes_max:
         return
     with path.open("ab") as file:
-        file.write(data[: OUTPUT_BYTES_MAX - size])
+        file.write(data[: bytes_max - size])
 
 
 def _size(path: Path) -> int:

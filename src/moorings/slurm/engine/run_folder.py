@@ -53,6 +53,7 @@ from moorings.workloads.runs import EndRecord
 TEXT_BYTES_MAX = 64 << 10
 TAIL_BYTES = 4000
 
+_NUMBER = re.compile(r"[0-9]{1,10}")  # a job's folder is its user's, and int() refuses thousands of digits
 _DONE = re.compile(r"restart=([0-9]{1,9})\nstop=([a-z]{1,10})\n")
 
 
@@ -209,7 +210,7 @@ def _names(folder: Path) -> frozenset[str]:
 
 def _task(folder: Path, name: str, names: frozenset[str]) -> TaskEnd | None:
     text = _text(folder / name).strip()
-    if not text.isdecimal():
+    if not _NUMBER.fullmatch(text):
         return None  # it was killed while writing
     why = _text(folder / f"{name}.why").strip() if f"{name}.why" in names else ""
     return TaskEnd(int(text), _at(folder / name), why)
@@ -229,7 +230,7 @@ def _at(path: Path) -> Timestamp:
 
 def _integer(path: Path) -> int | None:
     text = _text(path).strip()
-    return int(text) if text.isdecimal() else None
+    return int(text) if _NUMBER.fullmatch(text) else None
 
 
 def _text(path: Path) -> str:

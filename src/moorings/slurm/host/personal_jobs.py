@@ -66,6 +66,7 @@ class PersonalJobs:
         self._accepted = accepted
         self._troubles = troubles
         self._uids: Sequence[int] = ()
+        self._runs: frozenset[str] = frozenset()
         self._lookups: Sequence[JobOrderBody] = ()
         self._has_runs = True
 
@@ -82,7 +83,8 @@ class PersonalJobs:
         jobs: list[JobRecord] = []
         if uids:
             jobs = parse_jobs(await self._slurm.run_checked(build_jobs(users=uids)))
-        listed = {job.job_id: shape for job in jobs if (shape := listed_job_shape(job)) is not None and job.uid in uids}
+        shapes = ((job, listed_job_shape(job)) for job in jobs if job.uid in uids)
+        listed = {job.job_id: shape for job, shape in shapes if shape is not None and shape.run in self._runs}
         past = [found for order in self._lookups if (found := await self._look_up(order)) is not None]
         request = SubmittedJobsRequest(
             instance=self._instance, uids=tuple(uids), jobs=tuple(listed.values()), accounted=tuple(past)
@@ -95,7 +97,7 @@ class PersonalJobs:
                 raise
             return
         self._has_runs = True
-        self._uids = reply.uids
+        self._uids, self._runs = reply.uids, frozenset(reply.runs)
         self._lookups = [order for order in reply.orders if order.action == LOOK_UP]
         by_attempt: dict[tuple[str, int, int], list[JobRecord]] = {}
         for job in jobs:

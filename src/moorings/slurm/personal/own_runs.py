@@ -34,14 +34,17 @@ from moorings.core.model.errors import MooringsError
 from moorings.core.model.serialization import from_plain
 from moorings.core.model.timestamps import Timestamp
 from moorings.engines.node_report import FolderReport, ReportSettings
+from moorings.engines.processes import boot_id
 from moorings.engines.run_folder import to_json
 from moorings.files import write_atomically
 from moorings.ports.engine import RunSubmission
+from moorings.privileged.trust import trust_fault
 from moorings.slurm.commands import SlurmCommands
 from moorings.slurm.engine.engine import SlurmEngine
 from moorings.slurm.engine.run_folder import SlurmAttempt, SlurmRunFolder
 from moorings.slurm.engine.settings import DEFAULT_PYTHON, RUNS_FOLDER, SlurmEngineSettings, SubmitTarget
-from moorings.slurm.formats import JobRecord
+from moorings.slurm.engine.submission import parse_run_comment
+from moorings.slurm.formats import JobRecord, build_jobs, parse_jobs
 from moorings.slurm.personal.run_jobs import listed_job_shape, past_job_shape
 from moorings.wire.codec import decode, parse_time
 from moorings.wire.shapes import RunReportBody, RunReportRequest, SlurmJobShape, SubmissionBody
@@ -125,6 +128,15 @@ class OwnRuns:
         """Whether that run was submitted from here."""
         return RUNS_FOLDER.fullmatch(f"/{run}") is not None and (self._folder / run / "run.json").exists()
 
+    def has_job(self, run: str) -> bool:
+        """Whether Slurm lists a job of this user with the comment of that run.
+
+        Raises:
+            MooringsError: ``slurm.*``.
+        """
+        listed = parse_jobs(asyncio.run(self._slurm.run_checked(build_jobs(users=[os.getuid()]))))
+        return any((named := parse_run_comment(job.comment)) is not None and named[0] == run for job in listed)
+
     def open_runs(self) -> list[str]:
         """The runs that have not ended, as far as is known here; the newest first."""
         with contextlib.suppress(FileNotFoundError):
@@ -138,6 +150,8 @@ class OwnRuns:
         Raises:
             MooringsError: ``engine.unavailable``: its folder cannot be written.
         """
+        if SlurmRunFolder.find(self._folder, RunId(run)) is None:
+            raise MooringsError("engine.rejected", f"{run[:80]!r} cannot be the id of a run")
         try:
             for path in (self._folder, self._folder / "open", self._folder / run):
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -158,6 +172,7 @@ class OwnRuns:
         """
         own = self._read(run)
         given = submission
+        _check_checkpoint(given.resume_from, own.job)
         order = RunSubmission(
             RunId(run),
             given.attempt,
@@ -211,19 +226,23 @@ class OwnRuns:
         engine = self._engine(self._read(runs[0]))
         found = asyncio.run(self._look(engine, runs))
         states: dict[str, str] = {}
+        failed: MooringsError | None = None
         for run in runs:
             try:
                 states[run] = self._report(client, run, found.get(run))
             except MooringsError as error:
-                if error.code not in ("run.ended", "run.unknown"):
-                    raise
-                self.close(run)
+                if error.code in ("run.ended", "run.unknown"):
+                    self.close(run)
+                else:
+                    failed = failed or error
+        if failed is not None:
+            raise failed
         return states
 
     def unreported(self, server: str, limit: int = OPEN_MAX) -> list[str]:
         """The open runs of that controller that were not reported a moment ago; they count as reported from now on."""
-        found = []
-        for run in self.open_runs():
+        found: list[str] = []
+        for run in reversed(self.open_runs()):  # those that were reported longest ago first
             marker = self._folder / "open" / run
             with contextlib.suppress(OSError, ValueError, MooringsError):
                 if time.time() - marker.lstat().st_mtime >= FRESH_S and self._read(run).server == server:
@@ -243,7 +262,15 @@ class OwnRuns:
         if attempt is None:
             answer = client.report_run(run, RunReportRequest(attempt=0, abandoned=is_abandoned))
         else:
-            answer = self._send(client, run, attempt, job, is_abandoned=is_abandoned)
+            try:
+                answer = self._send(client, run, attempt, job, is_abandoned=is_abandoned)
+            except MooringsError as error:
+                if error.code != "report.outdated":
+                    raise
+                body = client.get_run(run)  # it has another attempt by now
+                if body.submission is not None and attempt.number < body.submission.attempt:
+                    self.submit(run, body.submission)
+                return body.state
         if answer.state in ENDED:
             self.close(run)
         elif answer.state == RunState.WAITING and job is None and not is_abandoned:
@@ -295,17 +322,26 @@ class OwnRuns:
         return found
 
     def _engine(self, own: OwnRun, target: SubmitTarget = SubmitTarget(), python: str = "") -> SlurmEngine:  # noqa: B008 - a value
-        settings = SlurmEngineSettings(python=python or DEFAULT_PYTHON, projects={own.job.project: target})
+        settings = SlurmEngineSettings(python=_trusted_python(python), projects={own.job.project: target})
 
         def report_file(order: RunSubmission) -> bytes | None:
             if not own.token or not own.server.startswith(("http://", "https://")):
                 return None
             token = f"moorrun_{order.run}_{own.token}"
             return to_json(
-                ReportSettings(own.server, token, order.run, order.attempt, own.ca_file, own.cert_file, own.key_file)
+                ReportSettings(
+                    own.server,
+                    token,
+                    order.run,
+                    order.attempt,
+                    own.ca_file,
+                    own.cert_file,
+                    own.key_file,
+                    boot_id=boot_id(),
+                )
             )
 
-        return SlurmEngine(settings, self._folder, self._slurm, WallTime(), report_file)
+        return SlurmEngine(settings, self._folder, self._slurm, WallTime(), report_file, is_told_of_ends=True)
 
     def _read(self, run: str) -> OwnRun:
         try:
@@ -330,6 +366,32 @@ class OwnRuns:
             with contextlib.suppress(OSError):
                 if time.time() - path.stat().st_mtime > KEEP_S:
                     shutil.rmtree(path.parent)
+
+
+def _trusted_python(path: str) -> str:
+    """The Python that the controller names for the nodes, if only root can have put it there; else the usual one."""
+    with contextlib.suppress(OSError):
+        if path.startswith("/") and Path(path).exists() and not trust_fault(Path(path)):
+            return path
+    return DEFAULT_PYTHON
+
+
+def _check_checkpoint(path: str | None, job: JobSpec) -> None:
+    """Raise if a checkpoint may be another user's: what is loaded from it may be code.
+
+    Raises:
+        MooringsError: ``checkpoint.invalid``.
+    """
+    if path is None:
+        return
+    folder = job.checkpoint_directory
+    if folder is not None and Path(path).is_relative_to(folder) and ".." not in Path(path).parts:
+        return
+    with contextlib.suppress(OSError):
+        if Path(path).stat().st_uid in (os.getuid(), 0):
+            return
+    detail = f"the checkpoint {path} is not in the job's folder of checkpoints, and not seen here to be yours"
+    raise MooringsError("checkpoint.invalid", detail, hint="name another one with --from")
 
 
 def _forgotten_job_shape(run: str, attempt: SlurmAttempt) -> SlurmJobShape | None:
