@@ -319,9 +319,13 @@ class Controller:
         claim = await self._claims.find(ident, visible)
         if not claim.is_ended and claim.id not in self._loop.fleet.claims:
             claim = await self._claims.find_again(claim)
+        if claim.state is ClaimState.PENDING and claim.id not in self._loop.fleet.claims:
+            # The answer to its save was lost: memory is being read again.
+            soon = Reason("controller.reloading", "it was saved a moment ago, and the next turn takes it up")
+            return Explanation(claim, soon.message, None, (soon,))
         if not visible.includes_claim(claim):
             return self._outline_explanation(claim, visible)
-        if claim.state is ClaimState.PENDING and claim.id in self._loop.fleet.claims:
+        if claim.state is ClaimState.PENDING:
             wait = explain_wait(self._loop.fleet, claim, self._clock.now(), self._loop.policy, visible)
             if not when:
                 return Explanation(claim, wait.reasons[0].message, wait.position, wait.reasons)
@@ -332,9 +336,6 @@ class Controller:
                 ways = list_start_options(self._loop.fleet, self._loop.policy, self._clock.now(), now_is, visible)
             texts = tuple(way.message for way in ways)
             return Explanation(claim, wait.reasons[0].message, wait.position, wait.reasons, starts, texts)
-        if claim.state is ClaimState.PENDING:  # the answer to its save was lost: memory is being read again
-            soon = Reason("controller.reloading", "it was saved a moment ago, and the next turn takes it up")
-            return Explanation(claim, soon.message, None, (soon,))
         reason = self._reasons.state_reason(claim, visible)
         reasons = (reason,) if reason is not None else ()
         partition = self._loop.fleet.partitions.get(partition_of(claim))

@@ -116,6 +116,17 @@ async def test_only_who_may_act_for_its_owner_yields_or_tells_of_checkpoints(rig
     assert (await rig.done(rig.controller.record_checkpoint(ROOT, ident))).claim.checkpoint_at is not None
 
 
+async def test_a_claim_that_is_read_again_is_explained_to_all(rig: Rig) -> None:
+    """The answer to its save was lost: the database has it, and memory does not yet."""
+    await rig.claim()
+    spec = ClaimSpec(kind="ipu", size=8)
+    waits = (await rig.done(rig.controller.create_claim(ANN, spec, name=None, owner=None, key=None))).claim
+    del rig.loop.fleet.claims[waits.id]
+    for caller in (ANN, Caller("eye", Role.VIEWER, "", "k5")):
+        explained = await rig.controller.explain_claim(caller, waits.id)
+        assert [reason.code for reason in explained.reasons] == ["controller.reloading"]
+
+
 def on(ident: ClaimId) -> CreateRun:
     job = JobSpec(name="digits", command=("true",), workdir="/", accelerators=Accelerators(size=4))
     return CreateRun(id=RunId("run-1"), claim=ident, job=job, engine="local", subject="ann", within=True)
