@@ -26,6 +26,7 @@ from moorings.core.model.projects import ALIASES_MAX, MEMBER_CHARS_MAX, MEMBERS_
 from moorings.core.model.topology import DEVICES_MAX
 from moorings.wire.codec import to_camel_case
 from moorings.workloads.appliance import ApplianceJobType
+from moorings.workloads.dependencies import AFTER_MAX
 from moorings.workloads.environment import ENVIRONMENT_CHARS_MAX, SETUP_CHARS_MAX, SETUP_LINES_MAX
 from moorings.workloads.jobs import COMMAND_ARGS_MAX, COMMAND_CHARS_MAX
 from moorings.workloads.labels import LABELS_MAX
@@ -71,6 +72,7 @@ _BOUNDS: Mapping[tuple[str, str], object] = {
         tuple[Annotated[str, Field(max_length=SETUP_CHARS_MAX)], ...], Field(max_length=SETUP_LINES_MAX)
     ]
     | None,
+    ("JobShape", "after"): Annotated[tuple[_Short, ...], Field(max_length=AFTER_MAX)] | None,
     ("JobShape", "environment"): Annotated[
         Mapping[_Path, Annotated[str, Field(max_length=ENVIRONMENT_CHARS_MAX)]], Field(max_length=ENTRIES_MAX)
     ],

@@ -241,6 +241,7 @@ ONLY_WAITING = _flag(
 )
 WHEN = _flag("when", "Also when it would start, which takes a moment; only of a claim that waits.")
 SUBJECT = _text("subject", "Only those this subject made.")
+ARRAY = _text("array", "Only the elements of this array.")
 POOL = _text("pool", "Only of this pool.")
 
 VERSION = _text("version", "The version that is known already: `wait` waits for another one.")

@@ -94,6 +94,8 @@ def job_spec(shape: JobShape) -> JobSpec:
         retries=shape.retries or 0,
         setup=shape.setup or (),
         terminal_keep_s=shape.terminal_keep_s,
+        after=shape.after or (),
+        array=shape.array or "",
     )
 
 

@@ -48,6 +48,7 @@ from moorings.wire.forecasts import (
 )
 from moorings.wire.shapes import (
     ApplianceJobBody,
+    ArrayBody,
     BindingBody,
     CallerBody,
     CapacityBody,
@@ -76,6 +77,7 @@ from moorings.wire.shapes import (
     SubmittedJobsBody,
     TopologyShape,
 )
+from moorings.workloads.arrays import ArrayPart
 from moorings.workloads.checkpoints import RunCheckpoint
 from moorings.workloads.environment import names_alone
 from moorings.workloads.idleness import Idleness
@@ -469,6 +471,7 @@ def run_body(view: RunView) -> RunBody:
         retries_used=run.loss_record.count if run.loss_record is not None else None,
         idle=_idle_body(view.idleness) if view.idleness is not None else None,
         submission=_submission_body(run, view.submission) if view.submission is not None else None,
+        array=_array_body(run.job.array) if run.job.array is not None else None,
     )
 
 
@@ -514,6 +517,10 @@ def _pause_body(pause: RunPause, *, is_over: bool) -> PauseBody:
         stops_at=None if is_over else format_time(stops_at),
         resumes_at=_time(pause.resume_at),
     )
+
+
+def _array_body(part: ArrayPart) -> ArrayBody:
+    return ArrayBody(id=part.id, index=part.index, size=part.size, limit=part.limit or None)
 
 
 def _idle_body(idleness: Idleness) -> IdleBody:

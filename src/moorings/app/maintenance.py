@@ -261,7 +261,8 @@ async def _clean_environments(kept: MaintenanceContext) -> None:
     while True:
         assembly = kept.leading()
         if assembly is not None:
-            used = frozenset(assembly.loop.runs.by_id)
+            runs = assembly.loop.runs.by_id.values()  # the elements of an array share its variables
+            used = frozenset(RunId(run.job.array.id) if run.job.array else run.id for run in runs)
             await asyncio.to_thread(assembly.running.environments.remove_unused, used, ENVIRONMENT_AGE_S)
         await kept.clock.sleep(ENVIRONMENT_SWEEP_S)
 

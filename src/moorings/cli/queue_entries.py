@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from moorings.core.model.owners import HIDDEN, external_job_id, is_within
-from moorings.wire.shapes import ClaimBody, IdleBody, PoolBody, ReasonBody, RunBody
+from moorings.wire.shapes import ArrayBody, ClaimBody, IdleBody, PoolBody, ReasonBody, RunBody
 
 if TYPE_CHECKING:
     from moorings.client.client import Client
@@ -48,6 +48,8 @@ _SHORT_REASONS = {
     "queue.kept_for_other": "kept for another",
     "queue.next_turn": "starts now",
     "queue.reserved": "its block in use",
+    "run.array_limit": "limit of its array",
+    "run.dependency": "after another run",
     "run.retrying": "retries later",
 }
 
@@ -67,6 +69,7 @@ class QueueEntry:
         reason: why it waits, or gives its devices back.
         idle: that it holds devices and has not worked for long.
         labels: of the run; None: it has none.
+        array: the place of the run in its array; None: it is in none.
     """
 
     name: str
@@ -87,6 +90,7 @@ class QueueEntry:
     claim: str | None = None
     idle: IdleBody | None = None
     labels: Mapping[str, str] | None = None
+    array: ArrayBody | None = None
 
     @property
     def ident(self) -> str:
@@ -171,6 +175,7 @@ def _claim_entry(claim: ClaimBody, run: RunBody | None) -> QueueEntry:
         run=run.id if run is not None else None,
         claim=claim.id,
         idle=run.idle if run is not None else None,
+        array=run.array if run is not None else None,
         labels=(run.labels or None) if run is not None else None,
     )
 
@@ -195,6 +200,7 @@ def _run_entry(run: RunBody, claim: ClaimBody | None) -> QueueEntry:
         run=run.id,
         claim=claim.id if claim is not None else None,
         idle=run.idle,
+        array=run.array,
         labels=run.labels or None,
     )
 

@@ -301,7 +301,9 @@ class Client:
 
     def list_runs(self, where: RunFilter = UNENDED_RUNS) -> tuple[RunBody, ...]:
         """The runs that match a filter, by creation."""
-        return self._list_all(operations.LIST_RUNS, state=where.state, subject=where.subject, all=where.all)
+        return self._list_all(
+            operations.LIST_RUNS, state=where.state, subject=where.subject, array=where.array, all=where.all
+        )
 
     def create_run(self, request: RunRequest, key: str | None = None) -> RunBody:
         """Start a job; with ``key`` a repeated call gives the same run."""

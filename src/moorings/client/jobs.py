@@ -38,6 +38,8 @@ def job_shape(job: JobSpec) -> JobShape:
         retries=job.retries or None,
         setup=job.setup or None,
         terminal_keep_s=job.terminal_keep_s,
+        after=job.after or None,
+        array=job.array or None,
     )
 
 

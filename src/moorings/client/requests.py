@@ -81,6 +81,7 @@ class RunFilter:
     state: str | None = None
     subject: str | None = None
     all: bool = False
+    array: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

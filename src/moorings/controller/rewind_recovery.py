@@ -233,7 +233,7 @@ def recover(
     started = {
         run.id: found
         for run in saved.runs
-        if run.claim is not None
+        if run.claim is not None or (run.hold is not None and run.hold.claim is not None)
         for found in [world.started(run.id)]
         if found is not None and _since(run, found)
     }
@@ -306,6 +306,8 @@ def plan_recovery(
     for run in unended:
         if run.id in learned.started and run.state is RunState.PAUSED:
             learning.pause_again(run, learned.started[run.id])
+        elif run.id in learned.started and run.hold is not None:
+            learning.stop_started(run)
         elif run.id in learned.started:
             learning.restart(run, learned.started[run.id])
         elif run.claim in taken and run.state is RunState.STARTING:
@@ -373,6 +375,12 @@ class _RecordRecovery:
         pausing = runs.begin_pause(yielding, replace(run.pause, asked_at=self._now))
         self._changes.runs.append((pausing, ExpectedVersion(run.version)))
         self._record_event("run.pausing", run=run.id, claim=run.claim, of=ownership_of_run(run))
+
+    def stop_started(self, run: Run) -> None:
+        """The runs that it waits for have ended since, and it was started in a claim that no record has: it stops."""
+        why = "the database was turned back to before it could start"
+        self._changes.runs.append((runs.step(run, RunEvent.STOP, self._now, why), ExpectedVersion(run.version)))
+        self._record_event("run.stopping", run=run.id, claim=None, of=ownership_of_run(run))
 
     def wait(self, run: Run) -> None:
         """Nothing is left of its start, and another run is on its claim now: it must not start beside that one."""

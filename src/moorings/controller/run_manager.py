@@ -196,14 +196,18 @@ class RunManager:
         Raises:
             MooringsError: ``engine.rejected``: they are gone; ``engine.unavailable``.
         """
+        part = run.job.array
+        own = part.variables if part is not None else {}
         is_elsewhere = bool(run.spool_entry) or run.submitter is not None
-        if not job.environment or is_elsewhere or has_values(job.environment):  # the last of an earlier release
+        if is_elsewhere or has_values(job.environment):  # the last of an earlier release
             return job
-        values = await asyncio.to_thread(self.environments.load, run.engine, run.id)
+        if not job.environment.keys() - own.keys():
+            return replace(job, environment=own)
+        values = await asyncio.to_thread(self.environments.load, run.engine, run.id if part is None else RunId(part.id))
         if values is None:
             detail = "the values of its variables are gone: they were not restored with the records, or were removed"
             raise MooringsError("engine.rejected", detail, hint="submit it again")
-        return replace(job, environment=values)
+        return replace(job, environment={**values, **own})
 
     def _partition(self, run: Run) -> Partition | None:
         claim = self._loop.fleet.claims.get(run.claim) if run.claim is not None else None

@@ -40,8 +40,17 @@ from moorings.workloads.appliance import (
     check_appliance_priority,
 )
 from moorings.workloads.checkpoints import RunCheckpoint
+from moorings.workloads.dependencies import Dependency, parse_dependency
 from moorings.workloads.jobs import JobSpec, check_job, counted_claim_spec, job_size_bytes
-from moorings.workloads.run_turn import CancelRun, CreateRun, LabelRun, PauseRun, ResumeRun, ownership_of_run
+from moorings.workloads.run_turn import (
+    CancelRun,
+    CreateRun,
+    LabelRun,
+    PauseRun,
+    ResumeRun,
+    first_element,
+    ownership_of_run,
+)
 from moorings.workloads.runs import (
     ENDED,
     Run,
@@ -124,7 +133,8 @@ class RunService:
             submitter: the person who submits it; of no effect where the engine does.
 
         Raises:
-            MooringsError: ``checkpoint.invalid``, ``run.unknown`` (of ``resume``), ``job.invalid``, ``claim.*``,
+            MooringsError: ``checkpoint.invalid``, ``run.unknown`` (of ``resume``, or of one that it waits for),
+                ``run.never_starts``, ``job.invalid``, ``claim.*``,
                 ``engine.unknown``, ``engine.rejected`` and other errors of an
                 engine about a job that it can never run, ``auth.denied``, ``owner.denied``, ``priority.denied``,
                 ``quota.waiting``, ``key.*``.
@@ -145,7 +155,9 @@ class RunService:
             asked = {"job": _digested(job), "engine": engine}
             more = {"claim": within, "resume": resume, "resume_from": resume_from}
             asked |= {name: value for name, value in more.items() if value is not None}
-            use = IdempotencyRecord(caller.subject, check_idempotency_key(key), request_digest(asked), run=ident)
+            digest = request_digest(asked)
+            first = first_element(ident, job)
+            use = IdempotencyRecord(caller.subject, check_idempotency_key(key), digest, run=first)
         if job.appliance is not None:
             job = replace(job, name=ident, priority=await self._priority(caller, job.appliance, job.priority))
         else:
@@ -166,32 +178,74 @@ class RunService:
             submitter=submitter,
             machine=counted_claim_spec(job).machine if claim is not None and within is None else {},
         )
-        run = await self._submit_new(given, use)
+        run = await self._submit_new(caller, given, use)
         visible = self._visible_to(caller)
-        new = run.id == ident
+        new = run.id == first_element(ident, job)
         view = self._head_view(run, visible) if new else await self._run_view(run, visible)  # an earlier run of its key
         return replace(view, notes=(*notes, *self._folder_notes(run, visible)), job=view.job or job)
 
-    async def _submit_new(self, given: CreateRun, use: IdempotencyRecord | None) -> Run:
+    async def _submit_new(self, caller: Caller, given: CreateRun, use: IdempotencyRecord | None) -> Run:
         """The new run, or the earlier one of its key; the values of its variables are saved before, or no run starts.
 
         After an error that may be a lost answer they stay: the run may be there. What is of no run is swept.
         """
+        _check_order(given)
         engine, values = given.engine, given.job.environment
         # A job that was handed in has them in the spool, and one that its person submits has them there.
         keeps = bool(values) and not given.spool_entry and given.submitter is None
         if keeps:
             await asyncio.to_thread(self._environments.save, engine, given.id, values)
         try:
-            run = await self._loop.submit(given, use)
-            assert isinstance(run, Run)
+            run = await self._submit_after(caller, given, use)
         except MooringsError as error:
             if keeps and not error.retryable:
                 await asyncio.to_thread(self._environments.remove, engine, given.id)
             raise
-        if keeps and run.id != given.id:
+        if keeps and run.id != first_element(given.id, given.job):
             await asyncio.to_thread(self._environments.remove, engine, given.id)
         return run
+
+    async def _submit_after(self, caller: Caller, given: CreateRun, use: IdempotencyRecord | None) -> Run:
+        """Submit a new run; if a run that it waits for ends at this moment, once more with that end.
+
+        Raises:
+            MooringsError: as ``create_run``.
+        """
+        tries = len(given.job.after)
+        while True:
+            given = replace(given, after=await self._dependencies(caller, given.job))
+            try:
+                run = await self._loop.submit(given, use)
+            except MooringsError as error:
+                tries -= 1
+                if error.code != "run.ended" or tries < 0:
+                    raise
+            else:
+                assert isinstance(run, Run)
+                return run
+
+    async def _dependencies(self, caller: Caller, job: JobSpec) -> tuple[Dependency, ...]:
+        """The runs that a new run waits for, by id, with the ends of those that have ended.
+
+        Raises:
+            MooringsError: ``run.unknown``, ``job.invalid``.
+        """
+        found: dict[RunId, Dependency] = {}
+        for named in map(parse_dependency, job.after):
+            run = await self._find_dependency(named.run, caller)
+            if run.id in found:
+                raise MooringsError("job.invalid", f"the job waits twice for run {run.id}", hint="name it once")
+            found[run.id] = Dependency(run.id, named.end, run.state.value if run.is_ended else "")
+        return tuple(found.values())
+
+    async def _find_dependency(self, named: str, caller: Caller) -> Run:
+        """One's own run of that name, else another that the caller sees."""
+        try:
+            return await self._find_run(named, caller, among_own=True)
+        except MooringsError as error:
+            if error.code != "run.unknown":
+                raise
+        return await self._find_run(named, caller)
 
     def _visible_to(self, caller: Caller) -> Visibility:
         return visible_to(caller, self._loop.fleet.projects)
@@ -339,6 +393,9 @@ class RunService:
         if run.state is RunState.PAUSED:
             detail = f"run {run.id} is paused, and has no place in the queue"
             raise MooringsError("run.not_running", detail, hint=f"moor resume {run.id}, then change it")
+        if run.hold is not None:
+            detail = f"run {run.id} {run.hold.reason}, and has no place in the queue until then"
+            raise MooringsError("run.not_running", detail, hint="change it once it has one")
         if run.claim is None:
             raise MooringsError("run.queued_elsewhere", f"run {run.id} waits in the queue of its engine's scheduler")
         part = run.job.appliance
@@ -369,12 +426,12 @@ class RunService:
         *,
         states: frozenset[RunState] | None = None,
         subject: str | None = None,
-        part: ApplianceJobQuery | None = None,
+        array: str | None = None,
     ) -> Sequence[RunView]:
-        """Runs by creation."""
+        """Runs by creation; with ``array`` only the elements of that one."""
         visible = self._visible_to(caller)
         found = await asyncio.to_thread(
-            self._store.list_runs, page, states=states, subject=subject, part=part, visible=visible
+            self._store.list_runs, page, states=states, subject=subject, array=array, visible=visible
         )
         jobs = await asyncio.to_thread(self._store.get_jobs, [run.id for run in found])
         shown = [run for run in found if run.id in jobs]  # or it just left
@@ -609,6 +666,8 @@ class RunService:
             reason = Reason("engine.unknown", f"its engine {run.engine} is not set up here now; nothing of it is lost")
         if run.state is RunState.PAUSED and run.pause is not None:
             reason = _paused_reason(run, run.pause)
+        if run.hold is not None:
+            reason = Reason("run.dependency" if run.hold.after else "run.array_limit", run.hold.reason)
         if reason is None and claim is not None:
             reason = self._reasons.state_reason(claim, visible)
         partition = self._loop.fleet.partitions.get(partition_of(claim)) if claim is not None else None
@@ -643,6 +702,30 @@ def _paused_reason(run: Run, pause: RunPause) -> Reason:
     count = run.loss_record.count
     retry = f"retry {count} of {run.job.retries} follows {retry_delay_s(count):g} s after that"
     return Reason("run.retrying", f"its last attempt was lost: {pause.loss}; {retry}", hint=hint)
+
+
+def _check_order(given: CreateRun) -> None:
+    """Check that a job may be an array, or wait for other runs.
+
+    Raises:
+        MooringsError: ``job.invalid``, ``checkpoint.invalid``, ``engine.rejected``.
+    """
+    job = given.job
+    if not (job.after or job.array):
+        return
+    if given.within or job.appliance is not None:
+        detail = "a job within a claim, or of an appliance, waits for no other run and is no array"
+        raise MooringsError("job.invalid", detail)
+    if given.submitter is not None:
+        detail = "a job that its person submits to Slurm waits for no other run and is no array yet"
+        raise MooringsError("engine.rejected", detail, hint="sbatch --dependency and sbatch --array do that")
+    if job.array and job.terminal_keep_s is not None:
+        raise MooringsError("job.invalid", "an array has no terminal")
+    if job.array and given.resume_from is not None:
+        raise MooringsError("checkpoint.invalid", "the elements of an array resume from no earlier run")
+    if job.array and given.spool_entry:
+        detail = "on a machine that people share a job is handed in for one run: no array of it can be started"
+        raise MooringsError("engine.rejected", detail, hint="start the elements one by one")
 
 
 def _unknown(ident: str) -> MooringsError:

@@ -7,7 +7,7 @@ It decides nothing itself, waits for nothing, and does not change fleet or runs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from moorings.controller.turn_record import AnyInput, TurnContext, build_turn_event
 from moorings.core.model.claims import Claim, ClaimId
@@ -19,7 +19,7 @@ from moorings.core.model.timestamps import Timestamp
 from moorings.core.placement.fleet import Fleet, FleetChanges
 from moorings.core.scheduling.turn import Reply, Turn
 from moorings.ports.store import Changes, ExpectedVersion, IdempotencyRecord
-from moorings.workloads.run_turn import CreateRun, ResumeRun, RunInput, RunRegistry, RunTurn
+from moorings.workloads.run_turn import CreateRun, ResumeRun, RunInput, RunRegistry, RunTurn, first_run
 from moorings.workloads.runs import Run
 
 AnyReply = Reply | Run
@@ -61,10 +61,14 @@ def decide_turn(fleet: Fleet, runs: RunRegistry, inputs: Sequence[KeyedInput], o
                 created[claim] = position
         for demand in run_turn.cancel_expired(turn.expire_leases(occasion.since, run_turn.has_run)):
             turn.handle_input(demand)
+        for demand in run_turn.apply_claim_changes(run_turn.awaited(_changed_claims(turn))):
+            turn.handle_input(demand)
+        _start_dependents(turn, run_turn)
         for claim, refusal in turn.schedule(run_turn.may_have_processes):
             replies[created[claim]] = refusal
-        for demand in run_turn.apply_claim_changes([claim for claim, _ in turn.changes.claims.values()]):
+        for demand in run_turn.apply_claim_changes(_changed_claims(turn)):
             turn.handle_input(demand)
+        _start_dependents(turn, run_turn)
         replies = [_current_reply(turn, run_turn, reply) for reply in replies]
         changes = _changes(turn.changes, run_turn, turn.events, inputs, replies)
         if changes or turn.changes.reserved_blocks is not None or turn.changes.queue_reports:
@@ -90,7 +94,25 @@ def _handle(turn: Turn, run_turn: RunTurn, given: AnyInput) -> AnyReply:
         if isinstance(reply, MooringsError) and isinstance(given, CreateRun | ResumeRun):
             run_turn.rollback()
             return reply
-    return run_turn.run(given.id if isinstance(given, CreateRun) else given.run)
+    if isinstance(given, CreateRun) and (later := run_turn.held_claim(first_run(given))) is not None:
+        refusal = turn.check_claim(replace(later, role=given.role))
+        if refusal is not None:
+            run_turn.rollback()
+            return refusal
+    return run_turn.run(first_run(given) if isinstance(given, CreateRun) else given.run)
+
+
+def _changed_claims(turn: Turn) -> list[Claim]:
+    return [claim for claim, _ in turn.changes.claims.values()]
+
+
+def _start_dependents(turn: Turn, run_turn: RunTurn) -> None:
+    """Start or cancel the runs that waited for others' ends; the end of one may decide about the next."""
+    while demands := run_turn.start_dependents():
+        for demand in demands:
+            refusal = turn.handle_input(demand)
+            if isinstance(refusal, MooringsError):
+                run_turn.refuse_claim(demand.id, refusal.detail)
 
 
 def _refusal(turn: Turn, run_turn: RunTurn, given: Input) -> MooringsError | None:

@@ -336,9 +336,10 @@ class Store(Protocol):
         states: frozenset[RunState] | None = None,
         subject: str | None = None,
         part: ApplianceJobQuery | None = None,
+        array: str | None = None,
         visible: Visibility = SEES_ALL,
     ) -> Sequence[Run]:
-        """Visible runs by creation, then id; with ``part`` only the selected jobs of an appliance."""
+        """Visible runs by creation, then id; with ``part`` only those of an appliance, with ``array`` its elements."""
         ...
 
     def get_jobs(self, idents: Sequence[RunId]) -> Mapping[RunId, JobSpec]:

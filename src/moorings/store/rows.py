@@ -36,6 +36,7 @@ from moorings.ports.store import AccessKey, Archive, Epoch, IdempotencyRecord, L
 from moorings.ports.store import EventRow as Numbered
 from moorings.workloads.appliance import ApplianceJobType, WorkflowPart
 from moorings.workloads.checkpoints import RunCheckpoint
+from moorings.workloads.dependencies import RunHold
 from moorings.workloads.environment import names_alone
 from moorings.workloads.jobs import Accelerators, JobSpec, JobSummary, Resources, summarize_job
 from moorings.workloads.runs import LossRecord, Run, RunId, RunPause, RunState, Submitter
@@ -291,6 +292,7 @@ def _checkpoints_text(run: Run) -> str | None:
         "loss_record": to_plain(run.loss_record) if run.loss_record is not None else None,
         "spool_entry": run.spool_entry or None,
         "submitter": to_plain(run.submitter) if run.submitter is not None else None,
+        "hold": to_plain(run.hold) if run.hold is not None else None,
     }
     later = {name: value for name, value in later.items() if value is not None}
     if not run.checkpoints and not run.checkpoint_fault and run.resumed_from is None and not later:
@@ -360,6 +362,7 @@ def parse_run(
         loss_record=from_plain(LossRecord, saved["loss_record"]) if "loss_record" in saved else None,
         spool_entry=saved.get("spool_entry", ""),
         submitter=from_plain(Submitter, saved["submitter"]) if "submitter" in saved else None,
+        hold=from_plain(RunHold, saved["hold"]) if "hold" in saved else None,
     )
 
 
@@ -375,6 +378,8 @@ def _job_text(job: JobSpec) -> str:
         "retries": job.retries or None,
         "setup": list(job.setup) or None,
         "terminal_keep_s": job.terminal_keep_s,
+        "after": list(job.after) or None,
+        "array": job.array or None,
     }
     return _encode(
         {
@@ -416,7 +421,7 @@ def parse_job_text(text: str) -> JobSpec:
     values["checkpoint"] = CheckpointContract(**values["checkpoint"])
     values["command"] = tuple(values["command"])
     values["resources"] = Resources(**values["resources"])
-    for name in ("resume_args", "setup"):
+    for name in ("resume_args", "setup", "after"):
         if name in values:
             values[name] = tuple(values[name])
     if (part := values.get("appliance")) is not None:

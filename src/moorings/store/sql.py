@@ -249,6 +249,7 @@ class SqlStore:
         states: frozenset[RunState] | None = None,
         subject: str | None = None,
         part: ApplianceJobQuery | None = None,
+        array: str | None = None,
         visible: Visibility = SEES_ALL,
     ) -> Sequence[Run]:
         chosen: _AnySelect = _RUNS
@@ -256,6 +257,8 @@ class SqlStore:
             chosen = chosen.where(runs.c.subject == subject)
         if part is not None:
             chosen = chosen.where(*_part_conditions(part))
+        if array is not None:
+            chosen = chosen.where(_prefix_condition(runs.c.id, f"{array}-"))
         owned = _OwnedPart(runs, runs.c.created_at, RUNS, visible)
         return [rows.parse_run(*row) for row in self._page(chosen, owned, page, states)]
 

@@ -114,8 +114,13 @@ class RunFollower:
                 self._progress.show_waiting(f"{run.id}: {_paused_text(run)}")
                 run = self._client.get_run(run.id, wait_s=END_WAIT_S)
                 continue
-            claim = self._wait_for_partition(run)
-            if claim is None or claim.state == ClaimState.READY:
+            if run.claim is None:
+                run = self._wait_in_queue(run)
+                if run.claim is None:
+                    break
+                continue
+            claim = self._wait_for_partition(run, run.claim)
+            if claim.state == ClaimState.READY:
                 break
             run = self._client.get_run(run.id)  # its claim has ended: with the run, or because that is paused
             if run.claim == claim.id and run.state == RunState.WAITING:
@@ -181,22 +186,20 @@ class RunFollower:
             self._progress.clear()
             self._take(chunk)
 
-    def _wait_for_partition(self, run: RunBody) -> ClaimBody | None:
-        """Its claim, once that is READY or has ended; None: its engine's scheduler has started the run."""
-        if run.claim is None:
-            self._wait_in_queue(run)
-            return None
-        claim = wait_for_claim(self._client, self._progress, run.claim, "READY", name=run.id)
+    def _wait_for_partition(self, run: RunBody, ident: str) -> ClaimBody:
+        """Its claim, once that is READY or has ended."""
+        claim = wait_for_claim(self._client, self._progress, ident, "READY", name=run.id)
         assert claim is not None, "without a limit it comes to an end"
         return claim
 
-    def _wait_in_queue(self, run: RunBody) -> None:
-        """Wait until the run has left the queue of its engine's scheduler; report why it waits there."""
-        while run.state == RunState.WAITING:
+    def _wait_in_queue(self, run: RunBody) -> RunBody:
+        """The run once its engine's scheduler has started it, or it has a claim; reports why it waits until then."""
+        while run.state == RunState.WAITING and run.claim is None:
             why = format_wait(run.reason, run.position) if run.reason else f"submitted to {run.engine}"
             self._progress.show_waiting(f"{run.id}: {why}")
             run = self._client.get_run(run.id, wait_s=TURN_FRESH_S)
         self._progress.clear()
+        return run
 
     def _wait_for_start(self, run: RunBody) -> None:
         started = wait_for_start(self._client, run.id)

@@ -17,7 +17,7 @@ from moorings.core.model.visibility import SEES_ALL, Visibility, ownership_of
 from moorings.ports.store import LOG_START, Changes, Epoch, ExpectedVersion, PageQuery, Seq, Store
 from moorings.testing.builders import NEW, NOW, POOL, a_claim, a_run, an_event, jobs_for
 from moorings.workloads.run_turn import ownership_of_run
-from moorings.workloads.runs import Run, RunState
+from moorings.workloads.runs import Run, RunId, RunState
 
 OpenStore = Callable[[], Store]
 
@@ -144,6 +144,13 @@ class StoreListTests:
         assert len(store.list_claims(PageQuery(), owner_prefix="")) == len(claims)
         assert store.list_claims(PageQuery(), states=frozenset()) == []
         assert store.list_claims(PageQuery(), pool="none") == []
+
+    def test_the_runs_of_an_array_are_those_whose_ids_begin_with_its_own(self, store: Store, epoch: Epoch) -> None:
+        idents = ("run-a", "run-a-0", "run-a-10", "run-ab-1", "run-a_-2", "run-b-0")
+        runs = [a_run(number, id=RunId(ident), claim=None) for number, ident in enumerate(idents)]
+        store.commit(epoch, Changes(runs=[(run, NEW) for run in runs], jobs=jobs_for(*runs)))
+        assert [run.id for run in store.list_runs(PageQuery(), array="run-a")] == ["run-a-0", "run-a-10"]
+        assert [run.id for run in store.list_runs(PageQuery(), array="run-_")] == []
 
     def test_runs_are_listed_a_page_at_a_time(self, store: Store, epoch: Epoch) -> None:
         runs = [

@@ -67,7 +67,9 @@ from moorings.testing.builders import (
 )
 from moorings.testing.store_history import StoreHistoryTests
 from moorings.testing.store_lists import OpenStore
+from moorings.workloads.arrays import ArrayPart
 from moorings.workloads.checkpoints import CheckpointRule, RunCheckpoint
+from moorings.workloads.dependencies import AfterEnd, Dependency, RunHold
 from moorings.workloads.jobs import Accelerators, JobSpec, Resources, summarize_job
 from moorings.workloads.runs import ENDED as ENDED_RUNS
 from moorings.workloads.runs import LossRecord, Run, RunId, RunPause, RunState
@@ -174,10 +176,12 @@ class StoreSuite(StoreHistoryTests):
             time_limit_s=60.0,
             checkpoint_directory="/c",
             image="registry.example/a:1",
+            after=("prepare:any",),
+            array="0-3%2",
         )
         run = a_run(
             1,
-            job=summarize_job(job, 1234),
+            job=replace(summarize_job(job, 1234), array=ArrayPart("run-a", 1, 4, 2)),
             state=RunState.STOPPING,
             version=4,
             attempt=1,
@@ -188,6 +192,8 @@ class StoreSuite(StoreHistoryTests):
             stop_reason="asked",
             detail="by ann",
         )
+        hold = RunHold((Dependency("run-0001", AfterEnd.ANY),), ClaimId("claim-later"), claim.spec)
+        held = a_run(2, claim=None, hold=hold)
         device = Device(POOL, 9, DeviceState.QUARANTINED, "it broke", NOW)
         event = an_event(
             "claim.granted",
@@ -204,8 +210,8 @@ class StoreSuite(StoreHistoryTests):
                 claims=[(claim, NEW)],
                 partitions=[(partition, NEW)],
                 devices=[device],
-                runs=[(run, NEW)],
-                jobs={run.id: job},
+                runs=[(run, NEW), (held, NEW)],
+                jobs={run.id: job, **jobs_for(held)},
                 events=[event],
             ),
         )
@@ -213,10 +219,10 @@ class StoreSuite(StoreHistoryTests):
         assert saved.claims == (claim,)
         assert saved.partitions == (partition,)
         assert saved.devices == (device,)
-        assert saved.runs == (run,)
         assert store.get_jobs([run.id, RunId("nobody")]) == {run.id: replace(job, environment={"A": "", "B": ""})}, (
             "names alone are in it"
         )
+        assert saved.runs == (run, held)
         assert [row.event for row in store.list_events(Seq(last - 1), 10)] == [event]
 
     # ------------------------------------------------------------------------------------------------------- one life

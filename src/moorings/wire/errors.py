@@ -160,6 +160,7 @@ ERRORS: dict[str, ErrorKind] = {
     "room.too_costly": ErrorKind(409, ExitCode.CONFLICT, "moving would lose more work than was allowed"),
     "run.archived": ErrorKind(410, ExitCode.CONFLICT, "the key's run has ended and is archived"),
     "run.ended": ErrorKind(409, ExitCode.CONFLICT, "the run has ended"),
+    "run.never_starts": ErrorKind(409, ExitCode.CONFLICT, "a run that it waits for has ended in another way"),
     "run.not_pausable": ErrorKind(409, ExitCode.CONFLICT, "the run cannot be paused"),
     "run.not_paused": ErrorKind(409, ExitCode.CONFLICT, "the run is not paused"),
     "run.not_running": ErrorKind(409, ExitCode.CONFLICT, "the run has no processes"),

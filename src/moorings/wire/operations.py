@@ -278,7 +278,7 @@ CREATE_RUN = Operation(
     "auth.denied checkpoint.invalid run.unknown "
     "job.invalid engine.unknown engine.rejected claim.too_large key.conflict label.invalid "
     "priority.denied claim.other_shape claim.held_by_run run.archived project.unknown project.not_member "
-    "project.limit quota.waiting owner.denied",
+    "project.limit quota.waiting owner.denied run.ended run.never_starts",
     body=RunRequest,
     is_repeatable=False,
     takes_idempotency_key=True,

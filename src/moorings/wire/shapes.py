@@ -117,6 +117,8 @@ class JobShape:
     retries: int | None = None
     setup: tuple[str, ...] | None = None
     terminal_keep_s: float | None = None
+    after: tuple[str, ...] | None = None
+    array: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -577,6 +579,16 @@ class IdleBody:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ArrayBody:
+    """The place of a run in its array; ``limit``: how many ask for devices at once, left out if all do."""
+
+    id: str
+    index: int
+    size: int
+    limit: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class SubmissionBody:
     """What the person's ``moor`` needs to submit an attempt to Slurm; what is empty is Slurm's own default.
 
@@ -667,6 +679,7 @@ class RunBody:
     pause: PauseBody | None = None
     retries_used: int | None = None
     idle: IdleBody | None = None
+    array: ArrayBody | None = None
     submission: SubmissionBody | None = None
 
 

@@ -12,6 +12,8 @@
     priority = 0
     preemptible = false           # may be stopped for a guaranteed claim, and resumes later
     retries = 0                   # how often it resumes after the loss of its machine or devices
+    array = "0-99%8"              # one run for each index, of which 8 at most ask for devices at once
+    after = ["prepare:ok"]        # runs that must have ended before it asks for devices; `:ok`, `:any` or `:failed`
 
     [accelerators]
     kind = "ipu"
@@ -57,6 +59,8 @@ from moorings.core.model.quantities import parse_bytes, parse_duration_s
 from moorings.core.model.serialization import OMIT_IF_DEFAULT, to_plain
 from moorings.core.model.toml_table import TomlTable
 from moorings.workloads.appliance import WorkflowPart, check_workflow_part
+from moorings.workloads.arrays import ArrayPart, parse_array
+from moorings.workloads.dependencies import check_after
 from moorings.workloads.environment import (
     BASIC,
     NONE,
@@ -127,6 +131,8 @@ class JobSpec:
         setup: lines that bash runs before the command, which then has their variables and folder.
         terminal_keep_s: task 0 gets a terminal, and the job ends once that was unattended for so long; None: no
             terminal.
+        after: the runs that it waits for, each as ``RUN[:ok|any|failed]``.
+        array: the indexes of its array, as ``0-99%8``; empty: it is one run.
     """
 
     name: str
@@ -150,6 +156,8 @@ class JobSpec:
     retries: int = field(default=0, metadata=OMIT_IF_DEFAULT)
     setup: tuple[str, ...] = field(default=(), metadata=OMIT_IF_DEFAULT)
     terminal_keep_s: float | None = field(default=None, metadata=OMIT_IF_DEFAULT)
+    after: tuple[str, ...] = field(default=(), metadata=OMIT_IF_DEFAULT)
+    array: str = field(default="", metadata=OMIT_IF_DEFAULT)
 
     def started_command(self, checkpoint: str | None) -> tuple[str, ...]:
         """What is started: setup and command, of an attempt that resumes from a checkpoint or of one that begins.
@@ -179,6 +187,7 @@ class JobSummary:
 
     Attributes:
         body_bytes: size of the whole job, by ``job_size_bytes``; 0: it was not counted.
+        array: its place in an array; None: it is in none.
     """
 
     name: str
@@ -190,6 +199,7 @@ class JobSummary:
     appliance: WorkflowPart | None = None
     body_bytes: int = 0
     retries: int = field(default=0, metadata=OMIT_IF_DEFAULT)
+    array: ArrayPart | None = field(default=None, metadata=OMIT_IF_DEFAULT)
 
 
 def summarize_job(job: JobSpec, body_bytes: int = 0) -> JobSummary:
@@ -246,6 +256,8 @@ def check_job(job: JobSpec) -> JobSpec:
         raise MooringsError(
             "job.invalid", f"keep {job.terminal_keep_s:g} s is out of range", hint="use 0 s to 366 days"
         )
+    check_after(job.after)
+    _check_array(job)
     check_labels(job.labels)
     if job.appliance is not None:
         check_workflow_part(job.appliance)
@@ -281,6 +293,25 @@ def _check_setup(setup: Sequence[str]) -> None:
     if len(setup) > SETUP_LINES_MAX or sum(map(len, setup)) > SETUP_CHARS_MAX:
         detail = f"setup has more than {SETUP_LINES_MAX} lines or {SETUP_CHARS_MAX} characters"
         raise MooringsError("job.invalid", detail, hint='put them into a file: setup = ["source setup.sh"]')
+
+
+def _check_array(job: JobSpec) -> None:
+    if not job.array:
+        return
+    indexes, _ = parse_array(job.array)
+    if len(element_name(job.name, indexes[-1])) > JOB_NAME_CHARS_MAX:
+        raise MooringsError("job.invalid", f"with its index the name {job.name} is longer than {JOB_NAME_CHARS_MAX}")
+
+
+def element_name(name: str, index: int) -> str:
+    """The name of an array's element."""
+    return f"{name}-{index}"
+
+
+def element_of(job: JobSpec, part: ArrayPart) -> JobSpec:
+    """The job of one element of an array."""
+    environment = {**job.environment, **part.variables}
+    return replace(job, name=element_name(job.name, part.index), environment=environment, array="")
 
 
 def claim_spec_for(job: JobSpec) -> ClaimSpec:
@@ -411,6 +442,8 @@ def parse_job(
         resume_args=resume_args,
         retries=top.integer("retries", 0),
         setup=top.strings("setup", ()),
+        after=top.strings("after", ()),
+        array=top.text("array") if top.has("array") else "",
     )
     top.reject_unknown_keys()
     try:

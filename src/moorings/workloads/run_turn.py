@@ -24,9 +24,11 @@ from moorings.core.model.serialization import OMIT_IF_DEFAULT
 from moorings.core.model.timestamps import Timestamp, seconds_between
 from moorings.core.scheduling.turn_requests import max_priority
 from moorings.workloads import runs
+from moorings.workloads.arrays import ArrayPart, element_id, parse_array
 from moorings.workloads.checkpoints import RunCheckpoint, newest_whole, torn_newer
+from moorings.workloads.dependencies import Dependency, RunHold
 from moorings.workloads.idleness import Idleness
-from moorings.workloads.jobs import JobSpec, JobSummary, claim_spec_for, summarize_job
+from moorings.workloads.jobs import JobSpec, JobSummary, claim_spec_for, element_of, summarize_job
 from moorings.workloads.labels import apply_label_changes, check_labels
 from moorings.workloads.runs import (
     EndReason,
@@ -51,8 +53,10 @@ class CreateRun:
     ``claim`` is None for an engine with its own scheduler: the run waits in that scheduler's queue. ``within``: the
     claim exists already, and stays after the run's end. ``body_bytes``: of the job, of which the log has only a part.
     ``resume_from``: a checkpoint of an earlier run, which its first attempt is given. ``spool_entry``: as in ``Run``.
-    ``machine``: with devices, what it needs of the controller's machine; the log has not all of a job.
     ``submitter``: as in ``Run``.
+    ``machine``: with devices, what it needs of the controller's machine; the log has not all of a job. ``after``: the
+    runs that it waits for, by id; until they have ended there is no claim. Of an array ``id`` and ``claim`` are what
+    the ids of all elements and of their claims begin with.
     """
 
     id: RunId
@@ -67,6 +71,7 @@ class CreateRun:
     spool_entry: str = field(default="", metadata=OMIT_IF_DEFAULT)
     machine: Mapping[str, int] = field(default_factory=dict, metadata=OMIT_IF_DEFAULT)
     submitter: Submitter | None = field(default=None, metadata=OMIT_IF_DEFAULT)
+    after: tuple[Dependency, ...] = field(default=(), metadata=OMIT_IF_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +147,7 @@ class RunIdled:
 RunInput = CreateRun | CancelRun | LabelRun | PauseRun | ResumeRun | RunRejected | RunIdled | RunStatus
 ClaimInput = CreateClaim | ReleaseClaim | YieldClaim | CheckpointSaved
 
+_UNSERVED = (ClaimState.FAILED, ClaimState.LOST)
 _RESUMABLE_END_REASONS = (
     EndReason.YIELDED,
     EndReason.CANCELLED,
@@ -158,6 +164,8 @@ class RunRegistry:
         self.by_id: dict[RunId, Run] = {}
         self.by_claim: dict[ClaimId, RunId] = {}
         self._by_workflow: dict[str, dict[RunId, None]] = {}
+        self._dependents: dict[str, dict[RunId, None]] = {}
+        self._by_array: dict[str, dict[RunId, None]] = {}
         self.backlog = Backlog()
         self.apply(unended)
 
@@ -166,8 +174,11 @@ class RunRegistry:
         for run in changed:
             _count(self.backlog, self.by_id.get(run.id), run)
             if run.job.appliance is not None:
-                self._in_workflow(run, run.job.appliance.workflow)
+                _keep_kin(self._by_workflow, run.job.appliance.workflow, run)
             known = self.by_id.get(run.id)
+            self._note_dependencies(known, run)
+            if run.job.array is not None:
+                _keep_kin(self._by_array, run.job.array.id, run)
             if known is not None and known.claim is not None and known.claim != run.claim:  # it was resumed
                 self.by_claim.pop(known.claim, None)
             if run.is_ended:
@@ -186,18 +197,26 @@ class RunRegistry:
         if within:
             self.by_claim.update((claim, other.id) for other in self.by_id.values() if other.claim == claim)
 
-    def _in_workflow(self, run: Run, workflow: str) -> None:
-        kin = self._by_workflow.setdefault(workflow, {})
-        if not run.is_ended:
-            kin[run.id] = None
-            return
-        kin.pop(run.id, None)
-        if not kin:
-            del self._by_workflow[workflow]
+    def _note_dependencies(self, before: Run | None, after: Run) -> None:
+        for ident in _dependencies(before):
+            kin = self._dependents[ident]
+            kin.pop(after.id, None)
+            if not kin:
+                del self._dependents[ident]
+        for ident in _dependencies(after):
+            self._dependents.setdefault(ident, {})[after.id] = None
+
+    def dependents(self, ident: RunId) -> tuple[RunId, ...]:
+        """The runs that wait for the end of that one."""
+        return tuple(self._dependents.get(ident, ()))
 
     def of_workflow(self, workflow: str) -> list[Run]:
         """The runs of a workflow that have not ended."""
         return [self.by_id[ident] for ident in self._by_workflow.get(workflow, ())]
+
+    def of_array(self, array: str) -> list[Run]:
+        """The runs of an array that have not ended."""
+        return [self.by_id[ident] for ident in self._by_array.get(array, ())]
 
     def set_wait_reason(self, ident: RunId, reason: str, *, keep_if_empty: bool = False) -> None:
         """Set why a run waits in its engine's queue; it is only for display and decides nothing.
@@ -245,6 +264,9 @@ class RunTurn:
         self._claim_of = claim_of
         self._all_claims = all_claims
         self._claims: dict[ClaimId, RunId] = {}
+        self._new_held: list[RunId] = []  # of this turn, which wait for others
+        self._arrays: dict[str, ArrayPart] = {}  # of which more elements may be able to ask for devices
+        self._ended: list[Run] = []  # in this turn, and their dependents do not know yet
         self._rollback: Callable[[], None] = lambda: None
         self.now = now
         self.changed: dict[RunId, tuple[Run, int | None]] = {}
@@ -279,7 +301,7 @@ class RunTurn:
             return []
         if isinstance(given, CancelRun):
             return self._cancel(run, given.why)
-        if run.state is RunState.PAUSED:
+        if run.state is RunState.PAUSED or run.hold is not None:
             return []  # about an attempt before
         if isinstance(given, RunRejected):
             return self._end(run, EndRecord(EndReason.NOT_STARTED, 126, detail=given.why))
@@ -287,6 +309,83 @@ class RunTurn:
             self._report_idle(run, given)
             return []
         return self._apply_status(run, given)
+
+    def held_claim(self, ident: RunId) -> CreateClaim | None:
+        """The later claim of a run that waits for others; None: it waits for none, or has no claim of ours."""
+        run = self.run(ident)
+        if run is None or run.hold is None or run.hold.claim is None or run.hold.spec is None:
+            return None
+        owner = claim_owner(run.id, run.job)
+        return CreateClaim(id=run.hold.claim, name=run.id, owner=owner, subject=run.subject, spec=run.hold.spec)
+
+    def start_dependents(self) -> list[CreateClaim]:
+        """Start or cancel the runs that waited for those which have ended since the last call; returns their claims."""
+        demands: list[CreateClaim] = []
+        while self._ended:
+            ended = self._ended.pop(0)
+            waiting = filter(None, map(self.run, {*self._known.dependents(ended.id), *self._new_held}))
+            for run in sorted(waiting, key=lambda run: (run.created_at, run.id)):  # not in the order of memory (law 9)
+                demands += self._apply_dependency(run, ended)
+            if ended.job.array is not None and ended.job.array.limit:
+                self._arrays[ended.job.array.id] = ended.job.array
+        while self._arrays:
+            demands += self._start_elements(self._arrays.pop(min(self._arrays)))
+        return demands
+
+    def awaited(self, claims: Iterable[Claim]) -> list[Claim]:
+        """Those of lost and failed claims that may end a run for which others wait: they are scheduled in this turn."""
+        return [claim for claim in claims if claim.state in _UNSERVED and self._is_awaited(self.run_of_claim(claim.id))]
+
+    def _is_awaited(self, run: Run | None) -> bool:
+        if run is None:
+            return False
+        in_limit = run.job.array is not None and run.job.array.limit > 0
+        return in_limit or bool(self._known.dependents(run.id) or self._new_held)
+
+    def _apply_dependency(self, run: Run, ended: Run) -> list[CreateClaim]:
+        found = [each for each in _hold(run) if each.run == ended.id]
+        if not found:
+            return []
+        for each in found:
+            if not each.is_met(succeeded=ended.state is RunState.SUCCEEDED):
+                self._end(run, EndRecord(EndReason.CANCELLED, 143, detail=each.unmet_text(ended.state)))
+                return []
+        left = tuple(each for each in _hold(run) if each not in found)
+        if left:
+            self._save(runs.with_dependencies(run, left), run)
+            return []
+        if run.job.array is None:
+            return self._release_hold(run, {"after": ended.id})
+        self._save(runs.with_dependencies(run, left), run)
+        self._arrays[run.job.array.id] = run.job.array
+        return []
+
+    def _start_elements(self, array: ArrayPart) -> list[CreateClaim]:
+        """Let as many elements of an array ask for devices as its limit allows."""
+        known = {run.id: run for run in self._known.of_array(array.id)}
+        new = [ident for ident in self._new_held if ident not in known]
+        seen = [run for run in map(self.run, (*known, *new)) if run is not None and not run.is_ended]
+        members = {run.job.array.index: run for run in seen if run.job.array and run.job.array.id == array.id}
+        ready = [run for _, run in sorted(members.items()) if run.hold is not None and not run.hold.after]
+        if array.limit:
+            ready = ready[: max(0, array.limit - sum(run.hold is None for run in members.values()))]
+        return [claim for run in ready for claim in self._release_hold(run, None)]
+
+    def _release_hold(self, run: Run, data: dict[str, object] | None) -> list[CreateClaim]:
+        claim = self.held_claim(run.id)
+        eligible = runs.without_hold(run)
+        self._save(eligible, run)
+        self._emit_event("run.eligible", eligible, data)
+        if claim is None:
+            return []
+        self._claims[claim.id] = run.id
+        return [claim]
+
+    def refuse_claim(self, claim: ClaimId, why: str) -> None:
+        """End a run: the claim that it asks for after its dependencies is refused."""
+        run = self.run(self._claims.pop(claim))
+        assert run is not None
+        self._end(replace(run, claim=None), EndRecord(EndReason.NOT_STARTED, 126, detail=why))
 
     def rollback(self) -> None:
         """Take back the last creation or resumption of a run: its claim was refused."""
@@ -371,12 +470,45 @@ class RunTurn:
         return []
 
     def _create(self, given: CreateRun) -> list[ClaimInput]:
+        if given.job.array:
+            return self._create_array(given)
+        return self._create_run(given, self._hold_of(given), summarize_job(given.job, given.body_bytes))
+
+    def _create_array(self, given: CreateRun) -> list[ClaimInput]:
+        """Create the runs of an array; all of them, or none."""
+        after, (indexes, limit) = self._left_of(given), parse_array(given.job.array)
+        created: list[Callable[[], None]] = []
+
+        def rollback() -> None:
+            self._arrays.pop(given.id, None)
+            for undo in reversed(created):
+                undo()
+
+        for index in indexes:
+            part = ArrayPart(given.id, index, len(indexes), limit)
+            claim = ClaimId(element_id(given.claim, index)) if given.claim is not None else None
+            element = replace(
+                given, id=RunId(element_id(given.id, index)), claim=claim, job=element_of(given.job, part)
+            )
+            hold = RunHold(after, claim, _claim_spec(element) if claim is not None else None)
+            try:
+                self._create_run(element, hold, replace(summarize_job(element.job, given.body_bytes), array=part))
+            except MooringsError:
+                rollback()
+                raise
+            created.append(self._rollback)
+        self._rollback = rollback
+        if not after:
+            self._arrays[given.id] = ArrayPart(given.id, indexes[0], len(indexes), limit)
+        return []
+
+    def _create_run(self, given: CreateRun, hold: RunHold | None, job: JobSummary) -> list[ClaimInput]:
         run = Run(
             id=given.id,
-            job=summarize_job(given.job, given.body_bytes),
+            job=job,
             engine=given.engine,
             subject=given.subject,
-            claim=given.claim,
+            claim=given.claim if hold is None else None,
             state=RunState.WAITING,
             created_at=self.now,
             within=given.within,
@@ -384,17 +516,20 @@ class RunTurn:
             resumed_from=given.resume_from,
             spool_entry=given.spool_entry,
             submitter=given.submitter,
+            hold=hold,
         )
         held = self._check_within(given) if given.within else None
         self._check_workflow(given)
         self._check_quotas(given.role, run)
-        self._rollback = self._rollback_to(run.id, given.claim)
+        self._rollback = self._rollback_to(run.id, run.claim)
         _count(self._backlog, None, run)
         self.changed[run.id] = (run, None)
         self.jobs[run.id] = given.job
         command = _shortened(given.job.command_line)
         self._emit_event("run.created", run, {"job": run.job.name, "command": command, "subject": run.subject})
-        if given.claim is None:
+        if hold is not None:
+            self._new_held.append(run.id)
+        if run.claim is None or given.claim is None:
             return []
         self._claims[given.claim] = run.id
         if held is not None:
@@ -405,10 +540,36 @@ class RunTurn:
                 name=given.id,
                 owner=claim_owner(given.id, given.job),
                 subject=given.subject,
-                spec=replace(claim_spec_for(given.job), machine=given.machine),
+                spec=_claim_spec(given),
                 role=given.role,
             )
         ]
+
+    def _hold_of(self, given: CreateRun) -> RunHold | None:
+        """What a new run waits for; None: for no other run."""
+        left = self._left_of(given)
+        if not left:
+            return None
+        return RunHold(left, given.claim, _claim_spec(given) if given.claim is not None else None)
+
+    def _left_of(self, given: CreateRun) -> tuple[Dependency, ...]:
+        """The runs that a new run waits for, and that have not ended.
+
+        Raises:
+            MooringsError: ``run.never_starts``, ``run.ended``: one has ended since the caller looked it up.
+        """
+        left = []
+        for each in given.after:
+            run = self.run(RunId(each.run))
+            state = RunState(each.ended) if each.ended else run.state if run is not None else None
+            if state is None:
+                raise MooringsError("run.ended", f"run {each.run} has just ended", hint="try again", retryable=True)
+            if state not in runs.ENDED:
+                left.append(each)
+            elif not each.is_met(succeeded=state is RunState.SUCCEEDED):
+                hint = f"leave it out, or wait for any end: {each.run}:any"
+                raise MooringsError("run.never_starts", each.unmet_text(state), hint=hint)
+        return tuple(left)
 
     def _check_workflow(self, given: CreateRun) -> None:
         """If two subjects begin the same workflow at once, the first gets it; the caller has checked earlier jobs."""
@@ -494,6 +655,8 @@ class RunTurn:
             return []
         if run.state is RunState.STOPPING:
             raise MooringsError("run.not_pausable", f"run {run.id} is being stopped: {run.stop_reason}")
+        if run.hold is not None:
+            raise MooringsError("run.not_pausable", f"run {run.id} {run.hold.reason}, and holds nothing until then")
         self._check_pausable(run, resumable=given.resumable)
         pause = RunPause(given.by, self.now, given.timeout_s, self._priority_of(run))
         if run.is_queued:  # only its scheduler can say that it does not start any more
@@ -753,6 +916,7 @@ class RunTurn:
             end = replace(end, detail=_without_retry(run, end.detail or run.stop_reason))
         ended = runs.apply_end(run, end, self.now)
         self._save(ended, run)
+        self._ended.append(ended)
         data = {"state": ended.state, "exit_code": ended.exit_code, "task_codes": list(ended.task_codes)}
         self._emit_event("run.ended", ended, data | ({"why": ended.detail} if ended.detail else {}))
         if run.claim is None or run.within or run.state is RunState.PAUSED:
@@ -779,6 +943,16 @@ class RunTurn:
         self.events.append(Event(name=name, at=self.now, run=run.id, claim=run.claim, data=text, ownership=of))
 
 
+def _keep_kin(kin: dict[str, dict[RunId, None]], key: str, run: Run) -> None:
+    """Keep the unended runs of a workflow or an array."""
+    if not run.is_ended:
+        kin.setdefault(key, {})[run.id] = None
+    elif key in kin:
+        kin[key].pop(run.id, None)
+        if not kin[key]:
+            del kin[key]
+
+
 def _count(backlog: Backlog, before: Run | None, after: Run | None) -> None:
     """Update a backlog for a changed run; None: it does not exist."""
     for run, sign in ((before, -1), (after, 1)):
@@ -794,6 +968,28 @@ def claim_owner(run: RunId, job: JobSpec | JobSummary) -> str:
 def ownership_of_run(run: Run) -> Ownership:
     """Whose a run is; its owner is that of its own claim, also where its claim is another's or not ours."""
     return Ownership(run.subject, claim_owner(run.id, run.job), run.job.project)
+
+
+def first_run(given: CreateRun) -> RunId:
+    """The id of a new run; of an array that of its first element."""
+    return first_element(given.id, given.job)
+
+
+def first_element(ident: RunId, job: JobSpec) -> RunId:
+    """The id of the first run of a job: of an array the first element's."""
+    return RunId(element_id(ident, parse_array(job.array)[0][0])) if job.array else ident
+
+
+def _claim_spec(given: CreateRun) -> ClaimSpec:
+    return replace(claim_spec_for(given.job), machine=given.machine)
+
+
+def _hold(run: Run | None) -> tuple[Dependency, ...]:
+    return run.hold.after if run is not None and run.hold is not None else ()
+
+
+def _dependencies(run: Run | None) -> tuple[str, ...]:
+    return tuple(each.run for each in _hold(run))
 
 
 def _lost_work(run: Run, seen: RunStatus) -> dict[str, object]:

@@ -19,6 +19,7 @@ from moorings.core.model.serialization import OMIT_IF_DEFAULT
 from moorings.core.model.state_machine import terminal_states, transition
 from moorings.core.model.timestamps import Timestamp, add_seconds
 from moorings.workloads.checkpoints import RunCheckpoint, newest_whole
+from moorings.workloads.dependencies import Dependency, RunHold
 from moorings.workloads.jobs import JobSummary
 
 RunId = NewType("RunId", str)
@@ -263,7 +264,7 @@ class Run:
     Attributes:
         job: the part in memory; the whole job is in the database.
         claim: the claim that it waits for, then holds (PAUSED: the one it has released); None: its engine's scheduler
-            has the claim.
+            has the claim, or ``hold`` says what it waits for first.
         within: the claim is not its own (a workflow keeps it between its jobs), and stays after the run's end.
         reference: its id in the engine's scheduler.
         labels: the present ones.
@@ -277,6 +278,7 @@ class Run:
         loss_record: its lost attempts that were retried; None: none was.
         spool_entry: of the job in the root daemon's spool, on a machine that people share; empty: it is in none.
         submitter: the person whose own ``moor`` submits it; None: its engine does.
+        hold: the runs that it waits for, while it is WAITING; None: for none.
     """
 
     id: RunId
@@ -305,6 +307,7 @@ class Run:
     loss_record: LossRecord | None = None
     spool_entry: str = ""
     submitter: Submitter | None = None
+    hold: RunHold | None = None
 
     @property
     def is_ended(self) -> bool:
@@ -314,7 +317,7 @@ class Run:
     @property
     def is_queued(self) -> bool:
         """Whether it waits, or is about to, in the queue of its engine's scheduler."""
-        return self.claim is None and self.state is RunState.WAITING
+        return self.claim is None and self.state is RunState.WAITING and self.hold is None
 
     @property
     def is_unsubmitted(self) -> bool:
@@ -338,6 +341,8 @@ def step(run: Run, event: RunEvent, now: Timestamp, detail: str = "") -> Run:
         changed = replace(changed, checkpoint_fault="")  # another node may see more
     if state not in _MAY_HAVE_PAUSE:
         changed = replace(changed, pause=None)
+    if run.hold is not None:  # it waits for no other run any more
+        changed = replace(changed, hold=None)
     if state is RunState.STOPPING:
         return replace(changed, stop_reason=detail)
     if state in ENDED:
@@ -370,6 +375,18 @@ def apply_end(run: Run, end: EndRecord, now: Timestamp) -> Run:
 def requeue_yielded(run: Run, now: Timestamp) -> Run:
     """The run, waiting for its next attempt: nothing of this one is left."""
     return replace(step(run, RunEvent.REQUEUE, now), attempt=run.attempt + 1)
+
+
+def with_dependencies(run: Run, after: tuple[Dependency, ...]) -> Run:
+    """The WAITING run, which waits for these runs now."""
+    assert run.hold is not None
+    return replace(run, hold=replace(run.hold, after=after), version=run.version + 1)
+
+
+def without_hold(run: Run) -> Run:
+    """The WAITING run, which asks for devices now."""
+    assert run.hold is not None
+    return replace(run, hold=None, claim=run.hold.claim, version=run.version + 1)
 
 
 def begin_pause(run: Run, pause: RunPause) -> Run:

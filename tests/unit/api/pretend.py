@@ -445,11 +445,10 @@ class PretendRuns:
         *,
         states: frozenset[RunState] | None = None,
         subject: str | None = None,
-        part: ApplianceJobQuery | None = None,
+        array: str | None = None,
     ) -> Sequence[RunView]:
-        if part is not None:
-            self._whole.seen.append(part)  # type: ignore[arg-type]
         found = [run for run in self.by_id.values() if states is None or run.state in states]
+        found = [run for run in found if array is None or (run.job.array is not None and run.job.array.id == array)]
         return [self._view(run.id) for run in found if run.id > (page.after or "")][: page.limit]
 
     async def cancel_run(self, caller: Caller, ident: str, *, wait_s: float = 0) -> RunView:
@@ -487,7 +486,9 @@ class PretendRuns:
         subject: str | None = None,
         part: ApplianceJobQuery | None = None,
     ) -> Sequence[RunView]:
-        return await self.list_runs(caller, page, states=states, subject=subject, part=part)
+        if part is not None:
+            self._whole.seen.append(part)  # type: ignore[arg-type]
+        return await self.list_runs(caller, page, states=states, subject=subject)
 
     async def label_run(self, caller: Caller, ident: str, changes: Mapping[str, str | None]) -> RunView:
         run = (await self.get_run(caller, ident)).run

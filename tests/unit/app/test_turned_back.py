@@ -14,7 +14,7 @@ from moorings.app.recovery import prepare_to_lead, protect_partitions, protectio
 from moorings.controller import rewind_recovery as readying
 from moorings.controller.rewind_recovery import ATTEMPT_EPOCH, BLIND_GAP, SEQ_GAP, begin_leading
 from moorings.core.model.bindings import Binding, GcdBinding
-from moorings.core.model.claims import ClaimState, PartitionId
+from moorings.core.model.claims import ClaimId, ClaimState, PartitionId
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.partitions import PartitionState
 from moorings.core.model.timestamps import SECOND, Timestamp, add_seconds
@@ -27,6 +27,7 @@ from moorings.store.log_position import LogPositionFile
 from moorings.store.sql import SqlStore
 from moorings.store.sqlite import open_sqlite
 from moorings.testing.builders import NEW, a_claim, a_job, a_partition, a_run, jobs_for
+from moorings.workloads.dependencies import Dependency, RunHold
 from moorings.workloads.runs import RunId, RunPause, RunPhase, RunState
 from tests.databases import open_new
 
@@ -325,6 +326,20 @@ def test_a_paused_run_that_was_resumed_since_is_paused_again(store: SqlStore, ru
     assert still == paused[0]
     assert (again.state, again.attempt) == (RunState.YIELDING, 2)
     assert again.pause == RunPause("ann", NOW, 60.0, 0)
+
+
+def test_a_run_that_waited_for_another_and_has_started_since_is_stopped(store: SqlStore, runs: Path) -> None:
+    """Its claim is in no record, so no devices can be recorded as its own."""
+    hold = RunHold((Dependency("run-before"),), ClaimId("claim-later"), a_claim().spec)
+    held = [a_run(number, claim=None, hold=hold) for number in range(3)]
+    held[2] = replace(held[2], engine="slurm", hold=replace(hold, claim=None))  # its scheduler knows what it started
+    store.commit(store.begin_epoch("x", NOW), Changes(runs=[(run, NEW) for run in held], jobs=jobs_for(*held)))
+    for run in held[1:]:
+        leave_status(runs, run.id)
+    assert [*recover(store, runs, LAST, NOW).started] == [held[1].id]
+    still, stops, queued = sorted(store.load_unended().runs, key=lambda run: run.id)
+    assert [still, queued] == [held[0], held[2]]
+    assert (stops.state, stops.hold) == (RunState.STOPPING, None)
 
 
 def test_a_run_that_was_being_paused_and_was_resumed_since_runs(store: SqlStore, runs: Path) -> None:

@@ -62,6 +62,7 @@ from moorings.core.placement.fleet import FleetChanges
 from moorings.ports.store import Epoch, Seq
 from moorings.workloads.appliance import APPLIANCE_KIND, ApplianceJobType, WorkflowPart
 from moorings.workloads.checkpoints import CheckpointRule, RunCheckpoint
+from moorings.workloads.dependencies import AfterEnd, Dependency
 from moorings.workloads.jobs import Accelerators, JobSpec, Resources, claim_spec_for
 from moorings.workloads.run_turn import CancelRun, CreateRun, LabelRun, PauseRun, ResumeRun, RunIdled, RunRejected
 from moorings.workloads.runs import EndReason, EndRecord, RunId, RunPhase, RunStatus, Submitter
@@ -312,6 +313,28 @@ class Everything(Story):
             ReleaseClaim(held.id, "over"),
         )
         self._settle()
+        self._dependents()
+
+    def _dependents(self) -> None:
+        """Runs that wait for the ends of others."""
+        first = self._run("first")
+        self._turn(first)
+        self._settle()
+        waits = [replace(self._run(f"after-{end}"), after=(Dependency(first.id, end),)) for end in AfterEnd]
+        self._turn(*waits)
+        done = EndRecord(EndReason.EXITED, 0, (0,))
+        self._turn(RunStatus(first.id, RunPhase.ENDED, None, done))
+        self._settle()
+        self._turn(*(CancelRun(run.id, "enough") for run in waits))
+        array = self._run("sweep", size=1)
+        self._turn(replace(array, job=replace(array.job, array="0-2%1")))
+        self._settle()
+        self._turn(*(CancelRun(RunId(f"{array.id}-{index}"), "enough") for index in (2, 1)))
+        self._turn(CancelRun(RunId(f"{array.id}-0"), "enough"))
+        self._turn(RunStatus(RunId(f"{array.id}-0"), RunPhase.ENDED, None, EndRecord(EndReason.CANCELLED, 143)))
+        for run in waits:
+            self._turn(RunStatus(run.id, RunPhase.ENDED, None, EndRecord(EndReason.CANCELLED, 143)))
+        self._settle()
 
     def _runs_elsewhere(self) -> None:
         """Runs that wait in the queue of another scheduler."""
@@ -436,7 +459,7 @@ class Everything(Story):
         partition, made = self._partition_of(held.id), self._partition_of(making.id)
         job = self._whole_run("unknown", held.id).job
         on = StartedRun(2, self._now, partition.id, partition.name)
-        within = UnrecordedRun(RunId("run-unknown"), held.id, job, "local", on, 400)
+        within = UnrecordedRun(RunId("run-unknown"), held.id, replace(job, array="0-3"), "local", on, 400)
         job = replace(job, appliance=WorkflowPart(ApplianceJobType.COMPILE, WORKFLOW))
         other = UnrecordedRun(
             RunId("run-other"), making.id, job, "local", replace(on, partition=made.id, name=made.name), 400
@@ -535,6 +558,7 @@ class Everything(Story):
             retries=3,
             setup=("true",),
             terminal_keep_s=600.0,
+            after=("run-before",),
         )
         ident = RunId(f"run-{name}")
         return CreateRun(
@@ -550,6 +574,7 @@ class Everything(Story):
             spool_entry="1000-0123456789abcdef0123456789abcdef",
             submitter=Submitter(1000, "0" * 64),
             machine={"cpus": 4},
+            after=(*(Dependency("run-before", end, "SUCCEEDED") for end in (AfterEnd.OK, AfterEnd.ANY)),),
         )
 
     def _partition_of(self, claim: ClaimId) -> Partition:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -12,13 +13,16 @@ from moorings.app.clock import RandomIds, SystemClock
 from moorings.controller.loop import TurnLoop
 from moorings.controller.personal_runs import PersonalRuns
 from moorings.controller.reasons import ReasonService
-from moorings.controller.run_service import RunService
+from moorings.controller.run_service import RunService, _check_order
 from moorings.core.model.access import Caller, Role
 from moorings.core.model.errors import MooringsError
 from moorings.engines.environments import FolderEnvironments
 from moorings.local.engine import LocalEngine
 from moorings.ports.store import Store
+from moorings.workloads.appliance import ApplianceJobType, WorkflowPart
 from moorings.workloads.jobs import JobSpec
+from moorings.workloads.run_turn import CreateRun
+from moorings.workloads.runs import RunId, Submitter
 
 JOB = JobSpec(name="n", command=("true",), workdir="/")
 ANN = Caller("ann", Role.USER, "user/ann", "uid-61001", uid=61001)
@@ -103,3 +107,25 @@ async def test_it_is_refused_before_there_is_a_run(serve: Callable[..., RunServi
     with pytest.raises(MooringsError) as refused:
         await serve("local").create_run(ANN, JOB, spool_entry=f"61002-{TAIL}")
     assert refused.value.code == "owner.denied"
+
+
+async def test_no_array_is_made_of_a_job_that_was_handed_in_once(serve: Callable[..., RunService]) -> None:
+    with pytest.raises(MooringsError, match="no array of it can be started") as refused:
+        await serve("local").create_run(ANN, replace(JOB, array="0-3"), spool_entry=f"61001-{TAIL}")
+    assert refused.value.code == "engine.rejected"
+
+
+def test_neither_arrays_nor_order_where_they_cannot_be_kept() -> None:
+    part = WorkflowPart(ApplianceJobType.COMPILE, "wflow-" + "a" * 22)
+    usual = CreateRun(id=RunId("run-1"), claim=None, job=replace(JOB, after=("run-0",)), engine="slurm", subject="ann")
+    _check_order(usual)
+    _check_order(replace(usual, job=JOB, within=True))
+    for given, code in (
+        (replace(usual, within=True), "job.invalid"),
+        (replace(usual, job=replace(JOB, array="0-1", appliance=part)), "job.invalid"),
+        (replace(usual, submitter=Submitter(1000, "0" * 64)), "engine.rejected"),
+        (replace(usual, job=replace(JOB, array="0-1", terminal_keep_s=60.0)), "job.invalid"),
+    ):
+        with pytest.raises(MooringsError) as refused:
+            _check_order(given)
+        assert refused.value.code == code

@@ -75,7 +75,7 @@ def test_a_shape_is_a_value(shape):
 def test_a_shape_of_a_record_has_its_fields_and_defaults(shape, ours):
     assert names(shape) == names(ours)
     kept = defaults(ours)
-    unset = {name for name, value in kept.items() if value in (0, {}, (), AUTO_SIGNAL)}
+    unset = {name for name, value in kept.items() if value in (0, "", {}, (), AUTO_SIGNAL)}
     sent = {name: kept[name] if value is None and name in unset else value for name, value in defaults(shape).items()}
     assert sent == kept  # what says nothing is left out: an earlier release does not know the field
 

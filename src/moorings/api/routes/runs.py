@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
-from moorings.api.parameters import ALL, FOLLOW, PAGING, RUN_STATES, RUNS_UNENDED, SUBJECT, TASK, WAIT
+from moorings.api.parameters import ALL, ARRAY, FOLLOW, PAGING, RUN_STATES, RUNS_UNENDED, SUBJECT, TASK, WAIT
 from moorings.api.parse_requests import job_spec, run_report, submitter
 from moorings.api.render import run_body, run_report_body
 from moorings.api.request_context import RequestContext
@@ -33,7 +33,11 @@ async def list_runs(call: RequestContext) -> Response:
     wanted = call.page_request("runs", most=RUNS_A_PAGE_MAX)
     states = call.query_value(RUN_STATES) or (None if call.query_value(ALL) else RUNS_UNENDED)
     views = await call.controller.runs.list_runs(
-        call.caller, wanted.page, states=states, subject=call.query_value(SUBJECT)
+        call.caller,
+        wanted.page,
+        states=states,
+        subject=call.query_value(SUBJECT),
+        array=call.query_value(ARRAY),
     )
     shown, after = wanted.split_page(views, lambda view: view.run.id)
     return await call.respond_list((run_body(view) for view in shown), after)
@@ -42,8 +46,8 @@ async def list_runs(call: RequestContext) -> Response:
 async def create_run(call: RequestContext) -> Response:
     """Start a job.
 
-    It starts when its partition may be used. The answer is 201 also when the idempotency key was used before: then it
-    is the run that key made, as it stands now.
+    It starts when its partition may be used. Of an array the answer is its first element. The answer is
+    201 also when the idempotency key was used before: then it is the run that key made, as it stands now.
     """
     request = call.parse_body(RunRequest)
     view = await call.controller.runs.create_run(
@@ -166,7 +170,7 @@ async def get_terminal(call: RequestContext) -> Response:
 ROUTES = (
     Route(operations.CREATE_RUN, create_run),
     Route(operations.GET_RUN, get_run, (WAIT,)),
-    Route(operations.LIST_RUNS, list_runs, (RUN_STATES, SUBJECT, ALL, *PAGING)),
+    Route(operations.LIST_RUNS, list_runs, (RUN_STATES, SUBJECT, ARRAY, ALL, *PAGING)),
     Route(operations.CANCEL_RUN, cancel_run, (WAIT,)),
     Route(operations.PAUSE_RUN, pause_run, (WAIT,)),
     Route(operations.RESUME_RUN, resume_run),

@@ -131,6 +131,7 @@ REMEDIES: dict[str, str] = {
     "run.archived": _SPENT,
     "run.ended": "it can no longer be changed; start a new one",
     "run.queued_elsewhere": "change it where it waits: with Slurm's or Kubernetes' own commands",
+    "run.never_starts": "the message names that run and its end; wait for `:any` end of it, or leave it out",
     "run.not_pausable": "the message says why: its job does not save, or another claim decides",
     "run.not_paused": "`moor get run NAME` shows its state; it can be resumed once it is `PAUSED`",
     "run.not_running": "it has not started, or has ended: `moor describe run NAME`",

@@ -29,6 +29,8 @@ from moorings.core.model.projects import (
 from moorings.core.model.queue_reports import INSTANCE_ID_CHARS, QUEUE_JOBS_MAX
 from moorings.core.model.timestamps import DAY_S
 from moorings.core.model.topology import DEVICES_MAX
+from moorings.workloads.arrays import ELEMENTS_MAX
+from moorings.workloads.dependencies import AFTER_MAX
 from moorings.workloads.environment import ENVIRONMENT_CHARS_MAX, SETUP_CHARS_MAX, SETUP_LINES_MAX
 from moorings.workloads.jobs import (
     COMMAND_ARGS_MAX,
@@ -181,6 +183,14 @@ FIELDS: dict[tuple[str, str], tuple[str, str]] = {
     ("JobShape", "terminalKeepS"): (
         "0 s to 366 days",
         "Task 0 gets a terminal; the run ends once that was unattended for so long. No terminal if left out.",
+    ),
+    ("JobShape", "after"): (
+        f"a list of up to {AFTER_MAX} texts: `RUN[:ok|any|failed]`",
+        "Runs, by id or name, that must have ended so before it asks for devices.",
+    ),
+    ("JobShape", "array"): (
+        f"`0-99%8`, `1,3,7-9` or `0-10:2`, up to {ELEMENTS_MAX:,} indexes",
+        "One run for each index; with `%8`, 8 at most ask for devices at once.",
     ),
     ("JobShape", "preemptible"): ("true or false", "Whether it may be asked to yield; it goes on later."),
     ("JobShape", "appliance"): ("[ApplianceShape](#applianceshape)", "Its part in a workflow of an appliance."),

@@ -17,6 +17,8 @@ from moorings.core.model.topology import CATALOGUE_BLOCKS_MAX, DEVICES_MAX
 from moorings.drivers.simulated.settings import SimulatedSettings
 from moorings.drivers.vipu.settings import VipuSettings
 from moorings.workloads import environment, jobs
+from moorings.workloads.arrays import ELEMENTS_MAX
+from moorings.workloads.dependencies import AFTER_MAX
 
 _DAYS = TIME_LIMIT_S_MAX // 86_400
 _CONTRACT = CheckpointContract()
@@ -111,6 +113,16 @@ JOB: tuple[FileKey, ...] = (
         *("", "retries", "integer", "0", f"0 to {jobs.RETRIES_MAX}"),
         "How often the job resumes after its machine or its devices were lost. Only for a job with `resumable` and "
         "`directory`. An exit of its own, running out of memory too, is a result and not retried.",
+    ),
+    FileKey(
+        *("", "after", "list of strings", "[]", f"up to {AFTER_MAX}"),
+        "Runs that must have ended before the job asks for devices, each as `RUN`, `RUN:ok`, `RUN:any` or "
+        "`RUN:failed`. If one ends in another way, the run is cancelled.",
+    ),
+    FileKey(
+        *("", "array", "string", "", f"up to {ELEMENTS_MAX:,} indexes, each up to 999,999"),
+        'One run for each index: `"0-99"`, `"1,3,7-9"`, `"0-10:2"`. With `%8` behind it, 8 at most ask for '
+        "devices at once.",
     ),
     FileKey("accelerators", "kind", "string", '"ipu"', "a pool's kind", "Kind of accelerator."),
     FileKey(

@@ -80,6 +80,9 @@ SET: dict[str, str] = {
     "MOORINGS_CHECKPOINT_DIR": "the job file's `checkpoint.directory`, if it has one",
     "MOORINGS_RESUME_FROM": "the newest whole checkpoint, if it resumes (a job with `resumable = true`)",
     "MOORINGS_RESUME_STEP": "its step, if its name has one",
+    "MOORINGS_ARRAY_INDEX": "of an array: the index of this run; also as `SLURM_ARRAY_TASK_ID`",
+    "MOORINGS_ARRAY_ID": "the array's id",
+    "MOORINGS_ARRAY_SIZE": "how many runs it has",
 }
 
 _Row = tuple[str, str, str]  # what, unit, where in the code

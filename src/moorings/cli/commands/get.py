@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
+from moorings.cli.arrays import fold_waiting
 from moorings.cli.command_tree import (
     MoorCommand,
     NounGroup,
@@ -93,7 +94,7 @@ def _load_queue(session: CommandContext, filters: Filters) -> Sequence[QueueEntr
     has_labels = parse_label_selectors(filters["selectors"])
     user, client = _chosen_user(session, filters), session.client
     pool = client.get_pool(filters["pool"]) if filters["pool"] else None
-    entries = select_entries(load_queue(client), user=user, project=filters["project"], pool=pool)
+    entries = fold_waiting(select_entries(load_queue(client), user=user, project=filters["project"], pool=pool))
     return [entry for entry in entries if has_labels(entry.labels)]
 
 

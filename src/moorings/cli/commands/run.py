@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 
+from moorings.cli.arrays import cancel_array, end_text, follow_array, worst_exit_code
 from moorings.cli.command_tree import MoorCommand, complete_names, examples
 from moorings.cli.early_checks import check_startable
 from moorings.cli.interactive import SIGHUP_EXIT, TerminalSession, check_terminal
@@ -25,6 +26,7 @@ from moorings.cli.job_environment import (
 )
 from moorings.cli.slurm_submission import SlurmSubmission, cancel_own
 from moorings.client import spool
+from moorings.client.client import Client
 from moorings.client.error_text import format_cause
 from moorings.client.jobs import job_shape
 from moorings.client.requests import ApiError
@@ -33,6 +35,7 @@ from moorings.core.model.errors import MooringsError
 from moorings.core.model.quantities import parse_bytes, parse_duration_s
 from moorings.core.model.serialization import to_plain
 from moorings.terminal.context import CommandContext
+from moorings.terminal.durations import Deadline
 from moorings.terminal.errors import OutputClosed, TerminalClosed
 from moorings.terminal.following import RunFollower, run_end_text, run_exit_code
 from moorings.terminal.interrupts import Interrupted, SignalsAsExceptions
@@ -81,6 +84,8 @@ class RunCommand(CommandBehindDashes):
         "moor run --detach job.toml",
         "moor run -i --ipus 4 -- bash",
         "moor run --resume digits job.toml",
+        "moor run --array 0-99%8 job.toml",
+        "moor run --after prepare --after fetch:any job.toml",
         "moor run --engine slurm job.toml",
     ),
 )
@@ -112,6 +117,17 @@ class RunCommand(CommandBehindDashes):
     "--env-file", multiple=True, metavar="FILE", help="Give it those of a file with NAME=VALUE lines, as secrets."
 )
 @click.option("--setup", multiple=True, metavar="LINE", help="Run this line in bash before the command.")
+@click.option(
+    "--after",
+    multiple=True,
+    metavar="RUN[:END]",
+    help="Wait until that run has ended: ok (with success), failed, or any (ok). May be given several times.",
+)
+@click.option(
+    "--array",
+    metavar="INDEXES",
+    help="One run for each index, as 0-99, 1,3,7-9 or 0-10:2; with %8 behind it, 8 at most ask for devices at once.",
+)
 @click.option("--label", multiple=True, metavar="KEY=VALUE", help="Give the run a label, for 'moor get runs -l'.")
 @click.option("--chdir", metavar="DIR", help="Working folder (this one, or the job file's).")
 @click.option(
@@ -151,6 +167,8 @@ def run(
     preemptible: bool,
     retries: int | None,
     export: str | None,
+    after: tuple[str, ...],
+    array: str | None,
     env: tuple[str, ...],
     label: tuple[str, ...],
     env_file: tuple[str, ...],
@@ -184,6 +202,8 @@ def run(
         preemptible=preemptible,
         retries=retries,
         exported=export,
+        after=after,
+        array=array,
         environment=env,
         labels=label,
         env_files=env_file,
@@ -224,7 +244,7 @@ def run(
         progress = Progress(session.console)
         _report_notes(progress, made)
         _submit(progress, submission, made)
-        session.console.print_line(made.id)
+        session.console.print_line(made.array.id if made.array is not None else made.id)
         return 0
     return _run_and_follow(session, request, key, submission)
 
@@ -312,6 +332,8 @@ def _run_and_follow(session: CommandContext, request: RunRequest, key: str, subm
             started = _create(session, request, key)
             _report_notes(progress, started)
             _submit(progress, submission, started)
+            if started.array is not None:
+                return _follow_array(session, progress, started.array.id)
             client.retry_policy = make_patience(progress)
             if request.job.terminal_keep_s is not None:
                 return terminal.follow(started)
@@ -320,6 +342,8 @@ def _run_and_follow(session: CommandContext, request: RunRequest, key: str, subm
         except Interrupted as stop:
             # The run may have been made while the response was on its way: the same key finds it.
             run = started or _create(session, request, key)
+            if run.array is not None:
+                return _stop_array(client, progress, stop, run.array.id)
             if stop.number == signal.SIGHUP or terminal.is_attached:
                 return _leave(progress, terminal, run, stop.exit_code)
             return _cancel(session, progress, follower, stop, run)
@@ -346,6 +370,32 @@ def _leave(progress: Progress, terminal: TerminalSession, run: RunBody, exit_cod
     else:
         progress.report(f"{run.id}: continues; 'moor logs -f {run.id}' shows its output, 'moor wait {run.id}' its end")
     return exit_code
+
+
+def _stop_array(client: Client, progress: Progress, stop: Interrupted, array: str) -> int:
+    """Cancel the runs of an array, wait for their ends, and exit as the signal says; a closed terminal leaves them."""
+    if stop.number == signal.SIGHUP:
+        progress.report(f"{array}: continues; 'moor wait {array}' waits for its end")
+        return stop.exit_code
+    progress.report(f"{array}: {stop.name}: cancelling; press Ctrl-C again to stop waiting")
+    try:
+        cancel_array(client, array)
+        progress.report(end_text(array, follow_array(client, progress, array, Deadline(None))))
+    except Interrupted:
+        progress.report(f"{array}: not waited for; 'moor wait {array}' waits for it")
+    return stop.exit_code
+
+
+def _follow_array(session: CommandContext, progress: Progress, array: str) -> int:
+    """Wait for the ends of all runs of an array; a signal cancels them."""
+    client = session.client
+    try:
+        client.retry_policy = make_patience(progress)
+        ended = follow_array(client, progress, array, Deadline(None))
+    except Interrupted as stop:
+        return _stop_array(client, progress, stop, array)
+    progress.report(end_text(array, ended))
+    return worst_exit_code(ended)
 
 
 def _cancel(session: CommandContext, progress: Progress, follower: RunFollower, stop: Interrupted, run: RunBody) -> int:
@@ -401,6 +451,8 @@ class JobFlags:
     preemptible: bool = False
     retries: int | None = None
     exported: str | None = None
+    after: tuple[str, ...] = ()
+    array: str | None = None
     environment: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
     env_files: tuple[str, ...] = ()
@@ -523,6 +575,8 @@ def _with_flags(job: JobSpec, flags: JobFlags, folder: Path) -> JobSpec:
         project=flags.project if flags.project is not None else job.project,
         preemptible=flags.preemptible or job.preemptible,
         retries=flags.retries if flags.retries is not None else job.retries,
+        after=flags.after or job.after,
+        array=flags.array if flags.array is not None else job.array,
         labels={**job.labels, **_labels(flags.labels)},
         setup=(*job.setup, *flags.setup),
         workdir=str((folder / flags.workdir).absolute()) if flags.workdir is not None else job.workdir,

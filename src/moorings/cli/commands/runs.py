@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import click
 
+from moorings.cli.arrays import array_instead, cancel_array, end_text, follow_array, worst_exit_code
 from moorings.cli.command_tree import (
     MoorCommand,
     complete_names,
@@ -58,10 +59,14 @@ _timeout = click.option(
 @click.option("-f", "--follow", is_flag=True, help="Continue until the run has ended.")
 @click.option("--task", "--rank", "task", type=click.IntRange(min=0), metavar="RANK", help="Only of this task.")
 @click.option("--tail", type=click.IntRange(min=0), metavar="LINES", help="Begin with the last lines of what there is.")
+@click.option("--index", type=click.IntRange(min=0), metavar="N", help="Of an array: the output of this element.")
 @click.pass_obj
-def logs(session: CommandContext, name: str, *, follow: bool, task: int | None, tail: int | None) -> None:
+def logs(
+    session: CommandContext, name: str, *, follow: bool, task: int | None, tail: int | None, index: int | None
+) -> None:
     """Show the output of a run."""
     (name,) = strip_nouns("run", [name])
+    name = name if index is None else f"{name}-{index}"  # as its id and its name are made
     client, console = session.client, session.console
     report_own(session)
     if not follow:
@@ -112,7 +117,14 @@ def cancel(
         chosen = [resolve_run(session, name, "moor cancel") for name in strip_nouns("run", names)]
     else:
         chosen = _confirm_runs(session, user, yes=yes)
-    runs = [client.cancel_run(name) for name in chosen]
+    runs, arrays = [], []
+    for name in chosen:
+        try:
+            runs.append(client.cancel_run(name))
+        except MooringsError as error:
+            arrays.append(array_instead(client, name, error))
+    for array in arrays:
+        _cancel_array(session, progress, array, limit if wait else None)
     session.if_interrupted = f"not waited for; being cancelled: {', '.join(run.id for run in runs)}"
     for run in runs:
         if run.state not in ENDED:
@@ -120,6 +132,15 @@ def cancel(
     for run in runs:
         ended = _wait_for_end(session, progress, run, limit) if wait else run
         session.console.print_line(f"run/{ended.id} {_cancel_text(ended)}")
+
+
+def _cancel_array(session: CommandContext, progress: Progress, array: str, limit: Deadline | None) -> None:
+    """Cancel the runs of an array; wait for their ends unless ``limit`` is None."""
+    session.if_interrupted = f"not waited for; being cancelled: {array}"
+    count = cancel_array(session.client, array)
+    if limit is not None:
+        follow_array(session.client, progress, array, limit)
+    session.console.print_line(f"array/{array} {count} runs cancelled")
 
 
 def _confirm_runs(session: CommandContext, user: str | None, *, yes: bool) -> list[str]:
@@ -138,7 +159,8 @@ def _confirm_runs(session: CommandContext, user: str | None, *, yes: bool) -> li
 @click.command(
     cls=MoorCommand,
     help="Wait for a run's end, or for a claim's partition.\n\n"
-    "Of a run, the exit code is the run's. Of a claim, 0 if it came to what was waited for, else 1.",
+    "Of a run, the exit code is the run's; of an array, the highest of its runs. Of a claim, 0 if it came to what was "
+    "waited for, else 1.",
     epilog=examples("moor wait digits", "moor wait claim/p64 --for READY --timeout 10m"),
 )
 @click.argument("name", metavar="RUN|CLAIM", shell_complete=complete_names("run", "claim"))
@@ -155,13 +177,23 @@ def wait(session: CommandContext, name: str, *, until: str | None, timeout: str 
     limit, progress = Deadline.of(timeout), Progress(session.console)
     report_own(session)
     session.client.retry_policy = make_patience(progress)
-    named = resolve_any(session, name, "moor wait")
+    try:
+        named = resolve_any(session, name, "moor wait")
+    except MooringsError as error:
+        return _wait_for_array(session, progress, array_instead(session.client, name, error), limit)
     session.if_interrupted = f"not waited for: it goes on; 'moor wait {named.noun}/{named.ident}' waits again"
     if named.noun == "claim":
         return _wait_for_claim(session, progress, named.ident, until or "READY", limit)
     ended = _wait_for_end(session, progress, session.client.get_run(named.ident), limit)
     progress.report(run_end_text(ended))
     return run_exit_code(ended)
+
+
+def _wait_for_array(session: CommandContext, progress: Progress, array: str, limit: Deadline) -> int:
+    session.if_interrupted = f"not waited for: it goes on; 'moor wait {array}' waits again"
+    ended = follow_array(session.client, progress, array, limit)
+    progress.report(end_text(array, ended))
+    return worst_exit_code(ended)
 
 
 def _wait_for_end(session: CommandContext, progress: Progress, run: RunBody, limit: Deadline) -> RunBody:

@@ -7,6 +7,7 @@ from typing import NoReturn
 
 import click
 
+from moorings.cli.arrays import fold_waiting
 from moorings.cli.command_tree import MoorCommand, examples
 from moorings.cli.printing import table_style
 from moorings.cli.queue_entries import load_queue
@@ -73,4 +74,4 @@ def _draw_always(session: CommandContext, shown: QueueSnapshot, interval_s: floa
 
 def _load(session: CommandContext) -> QueueSnapshot:
     client = session.client
-    return QueueSnapshot(session.now(), client.list_pools(), load_queue(client), client.list_projects())
+    return QueueSnapshot(session.now(), client.list_pools(), fold_waiting(load_queue(client)), client.list_projects())

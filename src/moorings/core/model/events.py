@@ -52,6 +52,7 @@ EVENTS: dict[str, str] = {
     "project.set": "an admin made a project or changed it; data holds all of it",
     "project.deleted": "an admin removed a project",
     "run.created": "somebody started a job; data holds its name and command",
+    "run.eligible": "it asks for devices: what it waited for has ended, or its array has a place; data tells",
     "run.queued": "its engine's scheduler has it; data tells what it is called there",
     "run.requeued": "it was stopped and waits again: it has yielded, or its engine's scheduler says so; data tells why",
     "run.starting": "its partition is ACTIVE; the engine was asked to start it",

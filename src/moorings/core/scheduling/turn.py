@@ -45,6 +45,7 @@ from moorings.core.placement.plans import MovePlan, SchedulePlan
 from moorings.core.scheduling.turn_drivers import handle_driver_result
 from moorings.core.scheduling.turn_requests import (
     cancel_pending,
+    check_claim,
     create_claim,
     delete_project,
     drain_device,
@@ -118,6 +119,14 @@ class Turn:
             return handle(self.state, given)
         except MooringsError as error:
             return error
+
+    def check_claim(self, given: CreateClaim) -> MooringsError | None:
+        """Why a claim would be refused now, beside its name and the limits on what is pending; None: it would not."""
+        try:
+            check_claim(self.state, given)
+        except MooringsError as error:
+            return error
+        return None
 
     def expire_leases(self, since: Timestamp, in_use: Callable[[ClaimId], bool] = lambda _: False) -> list[Claim]:
         """As ``core.scheduling.expire_leases``."""

@@ -43,13 +43,7 @@ from moorings.core.scheduling.turn_state import TurnState
 
 def create_claim(turn: TurnState, given: CreateClaim) -> Claim:
     """Create a pending claim."""
-    given = _resolve_project(turn, given)
-    most = max_priority(given.role, given.spec.project, turn.projects, turn.policy)
-    if given.role is Role.AGENT and most is not None and given.spec.priority > most:
-        # Its scheduler has started the job: lower the priority, do not refuse.
-        given = replace(given, spec=replace(given.spec, priority=most))
-    _check_priority(given.spec.priority, most, given.spec.project)
-    eligible_pools(given.spec, turn.fleet.pools)
+    given = check_claim(turn, given)
     if turn.claim_ids_by_name.get(given.name, turn.fleet.claim_ids_by_name.get(given.name)) is not None:
         raise MooringsError(
             "claim.name_taken",
@@ -77,6 +71,18 @@ def create_claim(turn: TurnState, given: CreateClaim) -> Claim:
     turn.new_claim_ids.append(claim.id)
     turn.emit_event("claim.created", claim, _created_payload(claim))
     return turn.save_claim(claim, new=True)
+
+
+def check_claim(turn: TurnState, given: CreateClaim) -> CreateClaim:
+    """The request with its resolved project and its priority, if it could be served as things are now."""
+    given = _resolve_project(turn, given)
+    most = max_priority(given.role, given.spec.project, turn.projects, turn.policy)
+    if given.role is Role.AGENT and most is not None and given.spec.priority > most:
+        # Its scheduler has started the job: lower the priority, do not refuse.
+        given = replace(given, spec=replace(given.spec, priority=most))
+    _check_priority(given.spec.priority, most, given.spec.project)
+    eligible_pools(given.spec, turn.fleet.pools)
+    return given
 
 
 def _created_payload(claim: Claim) -> dict[str, object]:

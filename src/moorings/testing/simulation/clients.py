@@ -30,6 +30,7 @@ from moorings.testing.simulation.engine import ENGINE_NAME as LOCAL
 from moorings.testing.simulation.scheduler import NAME as SCHEDULER
 from moorings.testing.simulation.sharing import ACCOUNTS, NOBODYS, drawn_name, drawn_project
 from moorings.workloads.appliance import ApplianceJobType, WorkflowPart
+from moorings.workloads.dependencies import AfterEnd
 from moorings.workloads.jobs import Accelerators, JobSpec
 from moorings.workloads.runs import Run
 
@@ -47,6 +48,8 @@ TRIES_MAX = 6
 QUEUED_OF = 0.25  # of all runs: on the engine with its own scheduler
 APPLIANCE_OF = 0.3  # of all runs: a job of an appliance
 WITHIN_OF = 0.2  # of those: within a claim that its owner holds
+AFTER_OF = 0.15  # of the others: after the end of an earlier run
+ARRAY_OF, ARRAYS = 0.08, ("0-2", "0-5%2")  # of the others: an array
 WORKFLOWS = 2  # of each person at a time
 WORKFLOW_JOBS = 50  # then a new one is started
 NAMES = ("train", "eval", "sweep")  # of named claims: they collide now and then
@@ -71,7 +74,7 @@ ALLOWED = frozenset(  # possible errors for a valid request
         ),
         *("partition.unknown", "run.unknown", "state.illegal_move", "store.unavailable", "store.fenced"),
         *("store.conflict", "queue.unknown", "queue.taken", "run.ended", "run.queued_elsewhere", "priority.denied"),
-        *("run.not_pausable", "run.not_paused", "run.not_running", "checkpoint.invalid"),
+        *("run.not_pausable", "run.not_paused", "run.not_running", "run.never_starts", "checkpoint.invalid"),
         *("claim.ended", "claim.other_shape", "claim.not_asked", "project.unknown", "project.not_member"),
         *("project.limit", "project.exists", "project.changed", "project.has_children", "project.in_use"),
         *("project.not_feasible", "project.invalid", "claim.held", "room.is_free", "room.too_costly", "room.not_found"),
@@ -501,11 +504,17 @@ class SimulatedClient:
             engine, job = LOCAL, self._of_appliance(job, pool)
             if self._chance.random() < WITHIN_OF:
                 within = self._own(self._claims)
+        else:
+            before = self._own(self._runs) if self._chance.random() < AFTER_OF else None
+            after = (f"{before}:{self._chance.choice(list(AfterEnd))}",) if before is not None else ()
+            array = self._chance.choice(ARRAYS) if self._chance.random() < ARRAY_OF else ""
+            job = replace(job, after=after, array=array)
 
         async def request(body: JobSpec, key: str) -> None:
             view = await self._crowd.ask(
                 self._who,
-                f"run {body.accelerators.size} {body.accelerators.kind} on {engine} within {within} key {key}",
+                f"run {body.accelerators.size} {body.accelerators.kind} on {engine} within {within} key {key}"
+                f"{' after '.join(('', *body.after))}{f' array {body.array}' if body.array else ''}",
                 lambda c: c.runs.create_run(self._caller, body, engine=engine, within=within, key=key),
             )
             self._crowd.check_keyed(self._caller.subject, key, repr((body, within)), view.run.id)

@@ -157,10 +157,11 @@ class FaultyStore:
         states: frozenset[RunState] | None = None,
         subject: str | None = None,
         part: ApplianceJobQuery | None = None,
+        array: str | None = None,
         visible: Visibility = SEES_ALL,
     ) -> Sequence[Run]:
         self._record_call("runs")
-        return self._store.list_runs(page, states=states, subject=subject, part=part, visible=visible)
+        return self._store.list_runs(page, states=states, subject=subject, part=part, array=array, visible=visible)
 
     def get_jobs(self, idents: Sequence[RunId]) -> Mapping[RunId, JobSpec]:
         self._record_call(f"jobs {' '.join(idents)}")

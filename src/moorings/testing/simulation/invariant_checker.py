@@ -6,6 +6,7 @@ are excusable: a partition that broke or vanished by itself excuses its conseque
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import zip_longest
@@ -167,7 +168,8 @@ class InvariantChecker:
     def on_run_queued(self, order: RunSubmission) -> None:
         """A run enters the queue of an engine's scheduler: it asked for that and has not ended (law 3)."""
         run = self._ledger.state_for(order.epoch).runs.get(order.run)
-        if run is None or run.claim is not None or run.reference is not None or order.binding != NO_BINDING:
+        waits_there = run is not None and run.claim is None and run.reference is None and run.hold is None
+        if not waits_there or order.binding != NO_BINDING:
             self._story.break_law(3, f"run {order.run} was submitted with {order.binding}; in the records it is {run}")
 
     def _check_isolation(self, run: RunId, watched: _WatchedPartition) -> None:
@@ -310,12 +312,22 @@ class InvariantChecker:
             ("usage", fleet.usage, self._ledger.usage),
         )
         self._one_claim_a_run()
+        self._within_array_limits()
         for run in self._ledger.runs.values():
             if run.pause is not None and run.state not in _MAY_HAVE_PAUSE:
                 self._story.break_law(2, f"run {run.id} is {run.state}, and still has {run.pause}")
+            if run.hold is not None and not all(each.run in self._ledger.runs for each in run.hold.after):
+                self._story.break_law(7, f"run {run.id} {run.hold.reason}, and one of them has ended")
         for what, held, saved in pairs:
             if held != saved:
                 self._story.break_law(2, f"memory's {what} are not the database's: {held} in memory, {saved} saved")
+
+    def _within_array_limits(self) -> None:
+        """No more elements of an array ask for devices, or hold some, than its limit says."""
+        parts = [run.job.array for run in self._ledger.runs.values() if run.job.array is not None and run.hold is None]
+        for (array, limit), count in Counter((part.id, part.limit) for part in parts).items():
+            if 0 < limit < count:
+                self._story.break_law(7, f"{count} elements of array {array} ask for devices, and may be {limit}")
 
     def _one_claim_a_run(self) -> None:
         """A run's own claims but the present one are being released, and all of a paused run's (law 2)."""
