@@ -46,7 +46,13 @@ async def test_a_person_needs_no_key(client: Client) -> None:
 async def test_a_person_is_shown_its_own_name(client: Client) -> None:
     client.ask("GET", "/v1/whoami", authorization="")
     answer = await client.answer()
-    shown = {"apiVersion": "moorings/v1", "kind": "Caller", "subject": "ann", "role": "user", "ownerPrefix": "user/ann"}
+    shown = {
+        "apiVersion": "moorings/v1",
+        "kind": "Caller",
+        "subject": "ann",
+        "role": "user",
+        "ownerPrefix": "user/ann",
+    } | {"submitsTo": ["slurm"]}
     assert (answer.status, answer.json()) == (200, shown)
 
 
