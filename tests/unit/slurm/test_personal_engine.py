@@ -228,6 +228,16 @@ async def test_persons_own_listing_serves_without_an_agent_and_gives_no_id(rig: 
     assert (await rig.status()).phase is RunPhase.STARTING
 
 
+async def test_persons_word_of_an_end_waits_a_moment_for_the_agents(rig: Rig) -> None:
+    await rig.list_jobs()
+    await rig.report(("claimed", "7"), ("began.0", ""), ("tasks/0", "0"), ("tasks/1", "0"), ("done", DONE), job=ENDED)
+    assert (await rig.status()).end is None
+    await rig.clock.sleep(personal.SETTLE_S)
+    await rig.list_jobs()
+    await rig.report(job=ENDED)
+    assert (await rig.status()).end is not None
+
+
 async def test_job_that_slurm_forgot_is_lost_after_several_reports(rig: Rig) -> None:
     forgotten = replace(JOB, state="", was_started=False)
     for _ in range(2):

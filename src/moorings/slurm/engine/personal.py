@@ -201,7 +201,10 @@ class PersonalSlurmEngine(ScheduledEngine):
             async with self._copying:
                 sizes = await asyncio.to_thread(self._copy, known, report)
         if report.job is not None and report.job.uid == known.submitter.uid:
-            self._own[known.run] = self._clock.now(), report.job
+            before = self._own.get(known.run)
+            is_over = report.job.ended_at is not None or not report.job.state
+            since = before[0] if is_over and before is not None and before[1] == report.job else self._clock.now()
+            self._own[known.run] = since, report.job
         self._changed.set()
         return sizes
 
@@ -322,10 +325,17 @@ class PersonalSlurmEngine(ScheduledEngine):
         if own is None or own[1].attempt != each.attempt.number:
             return "", None
         if own[1].ended_at is not None or not own[1].state:
-            return "", own[1]
+            is_awaited = seconds_between(own[0], now) < SETTLE_S and self._has_fresh_listing(each.uid)
+            return "", own[1] if not is_awaited else None  # an agent's word has the id of the job, too
         # Its person looks seldom: what the job itself says of its start is newer.
         is_current = seconds_between(own[0], now) <= OWN_LISTING_S and not each.state.began
         return "", own[1] if is_current else None
+
+    def _has_fresh_listing(self, uid: int) -> bool:
+        """Whether some agent lists this user's jobs now."""
+        now = self._clock.now()
+        fresh = (one for one in self._listings.values() if seconds_between(one.at, now) <= LISTING_S)
+        return any(uid in one.uids for one in fresh)
 
     def _is_missing(self, each: FollowedAttempt) -> bool:
         """Whether the agent that has listed the job before has listed this user's since, without it."""
@@ -354,8 +364,7 @@ class PersonalSlurmEngine(ScheduledEngine):
             return True
         now = self._clock.now()
         waited_s = seconds_between(each.state.cancelled_at or now, now)
-        fresh = [one for one in self._listings.values() if seconds_between(one.at, now) <= LISTING_S]
-        return waited_s > GIVE_UP_S and any(each.uid in one.uids for one in fresh)
+        return waited_s > GIVE_UP_S and self._has_fresh_listing(each.uid)
 
     async def _conclude_unsubmitted(self, run: RunId, each: FollowedAttempt) -> RunStatus:
         end = EndRecord(

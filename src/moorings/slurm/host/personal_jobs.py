@@ -74,9 +74,11 @@ class PersonalJobs:
         """Do so forever."""
         while True:
             await self._accepted.wait()
+            known = self._runs
             with self._troubles.logged("runs.list"):
                 await self._exchange()
-            await asyncio.sleep(LIST_S if self._uids else IDLE_S if self._has_runs else UNKNOWN_S)
+            if self._runs <= known:  # else there are new ones, which nobody has looked for yet
+                await asyncio.sleep(LIST_S if self._uids else IDLE_S if self._has_runs else UNKNOWN_S)
 
     async def _exchange(self) -> None:
         uids = self._uids
