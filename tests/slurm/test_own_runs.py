@@ -45,6 +45,8 @@ def follow_people(made: IpuSite) -> None:
     made.controller.stop()
     made.controller.flags = ("--config", str(settings))
     made.controller.start()
+    made.end_agent()  # it asks the new controller at once
+    made.start_agent()
     made.cluster.work.chmod(0o1777)
 
 
@@ -149,6 +151,17 @@ def output_of(site: IpuSite, ident: str) -> str:
         return str(answer.read().decode())
 
 
+def wait_for_output(person: Person, ident: str, text: str) -> None:
+    """Wait until the controller has that output; nodes in a chroot have no Python: their person brings it."""
+
+    def look() -> bool:
+        if person.site.cluster.programs.chrooted:
+            person.ask("get", "run", ident)
+        return text in output_of(person.site, ident)
+
+    until(look, 60)
+
+
 def reaches(site: IpuSite, ident: str, true: Callable[[Run], object]) -> Run:
     """The run, as soon as it is as it shall be."""
 
@@ -191,7 +204,7 @@ def test_it_says_why_it_waits_and_ctrl_c_cancels_it(site: IpuSite, ann: Person) 
 def test_a_running_one_that_is_cancelled_has_its_grace_period(site: IpuSite, ann: Person) -> None:
     ident = ann.ask("run", "--engine", "slurm", "--detach", "--ipus", "2", "--", *STUBBORN).strip()
     reaches(site, ident, lambda run: run["state"] == "RUNNING")
-    until(lambda: "ready" in output_of(site, ident), 60)
+    wait_for_output(ann, ident, "ready")
     assert "cancelled" in ann.ask("cancel", ident)
     run = run_of(site, ident)
     assert (run["state"], run["taskCodes"]) == ("CANCELLED", [0])
@@ -200,11 +213,12 @@ def test_a_running_one_that_is_cancelled_has_its_grace_period(site: IpuSite, ann
 
 def test_an_admin_cancels_by_the_agent(site: IpuSite, ann: Person) -> None:
     ident = ann.ask("run", "--engine", "slurm", "--detach", "--ipus", "2", "--", *STUBBORN).strip()
-    until(lambda: "ready" in output_of(site, ident), 60)
+    wait_for_output(ann, ident, "ready")
     assert site.controller.ask("POST", f"/v1/runs/{ident}/cancel")[0] == 200
     run = reaches(site, ident, lambda run: run["state"] == "CANCELLED")
-    assert run["taskCodes"] == [0]
-    assert "saved" in output_of(site, ident)
+    if not site.cluster.programs.chrooted:  # there is no Python, and Slurm's word is all there is
+        assert run["taskCodes"] == [0]
+        assert "saved" in output_of(site, ident)
 
 
 @pytest.mark.parametrize("point", ["before", "after"])

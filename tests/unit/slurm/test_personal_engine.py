@@ -238,6 +238,18 @@ async def test_persons_word_of_an_end_waits_a_moment_for_the_agents(rig: Rig) ->
     assert (await rig.status()).end is not None
 
 
+async def test_running_job_of_silent_nodes_runs_after_a_while(rig: Rig) -> None:
+    await rig.list_jobs(JOB)
+    assert (await rig.status()).phase is RunPhase.STARTING
+    await rig.clock.sleep(personal.UNREPORTED_S)
+    await rig.list_jobs(JOB)
+    assert (await rig.status()).phase is RunPhase.RUNNING
+    await rig.report(("claimed", "7"))
+    assert (await rig.status()).phase is RunPhase.RUNNING  # it was not requeued
+    await rig.list_jobs(replace(JOB, restarts=1))
+    assert (await rig.status()).phase is RunPhase.STARTING
+
+
 async def test_job_that_slurm_forgot_is_lost_after_several_reports(rig: Rig) -> None:
     forgotten = replace(JOB, state="", was_started=False)
     for _ in range(2):

@@ -61,6 +61,7 @@ OWN_LISTING_S = 90.0  # and a person's own, which is made less often
 SETTLE_S = 10.0  # after Slurm's end of a job, for a report
 LATE_S = 30.0  # and for the last one of a job that has reported before
 GIVE_UP_S = 600.0  # a cancelled run that nobody has submitted by then never is
+UNREPORTED_S = 15.0  # a running job that has reported nothing by then will not soon
 STUCK_S = 60.0  # after its grace period and this, Slurm ends a run that must stop
 FILE_BYTES_MAX = 256 << 10
 LOOKUPS_MAX = 10  # jobs to look up in the accounting, at a time
@@ -139,6 +140,8 @@ class PersonalSlurmEngine(ScheduledEngine):
         self._past: dict[tuple[str, int], ListedJob] = {}  # by the agent that has looked it up
         self._followed: dict[RunId, FollowedAttempt] = {}
         self._orders: dict[RunId, JobOrder] = {}
+        self._unreported: dict[RunId, int] = {}  # the start of its job that was said to run without a report
+        self._running_since: dict[RunId, tuple[int, Timestamp]] = {}  # a start of its job, and when it was first listed
         self._lookups: dict[str, list[JobOrder]] = {}  # by the agent that has listed the job before
 
     def check_job(self, job: JobSpec) -> Sequence[str]:
@@ -308,8 +311,29 @@ class PersonalSlurmEngine(ScheduledEngine):
         reference = str(listed.job_id) if agent else None
         if seen is RunObservation.OVER:
             return await self._conclude(run, each, listed)
+        if seen is RunObservation.WAITING and self._runs_unreported(run, facts, listed):
+            seen = RunObservation.RUNNING
         began = facts.began.get(listed.restarts)
         return RunStatus(run, phase_of(seen), began, reference=reference, reason=reason_of(seen, job))
+
+    def _runs_unreported(self, run: RunId, facts: SlurmAttemptState, listed: ListedJob) -> bool:
+        """Whether a job runs whose nodes report nothing: after a while Slurm's word has to do, for this start of it.
+
+        A job of which a report is there, and no task has begun, waits for its partition; once it was said to run, it
+        does.
+        """
+        if listed.state != "RUNNING":
+            return False
+        if self._unreported.get(run) == listed.restarts:
+            return True
+        now = self._clock.now()
+        start, since = self._running_since.setdefault(run, (listed.restarts, now))
+        if start != listed.restarts:
+            self._running_since[run] = listed.restarts, now
+        elif not facts.claimed and seconds_between(since, now) >= UNREPORTED_S:
+            self._unreported[run] = listed.restarts
+            return True
+        return False
 
     def _listed(self, run: RunId, each: FollowedAttempt) -> tuple[str, ListedJob | None]:
         """The job of an attempt, and the agent that lists it; no agent: its person has listed it."""
@@ -440,6 +464,8 @@ class PersonalSlurmEngine(ScheduledEngine):
     def _forget(self, run: RunId) -> None:
         self._own.pop(run, None)
         self._orders.pop(run, None)
+        self._running_since.pop(run, None)
+        self._unreported.pop(run, None)
         followed = self._followed.get(run)
         if followed is not None and followed.state.job is not None:
             self._past.pop((followed.seen_by, followed.state.job), None)
