@@ -15,7 +15,9 @@ def names() -> list[str]:
     """Every benchmark there is."""
     folder = Path(__file__).parent
     found = (module.name for module in pkgutil.iter_modules([str(folder)]))
-    return sorted(name for name in found if name not in ("__main__", "report", "shell_ready", "slurm_submit", "surrogates"))
+    return sorted(
+        name for name in found if name not in ("__main__", "report", "shell_ready", "slurm_submit", "surrogates")
+    )
 
 
 def main() -> int:
