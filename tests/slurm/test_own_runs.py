@@ -255,7 +255,8 @@ def test_a_kill_of_controller_and_agent_loses_nothing(site: IpuSite, ann: Person
     """Reports that could not be sent wait in the person's folder."""
     script = "echo first; sleep 4; echo last; exit 3"
     ident = ann.ask("run", "--engine", "slurm", "--detach", "--", "sh", "-c", script).strip()
-    reaches(site, ident, lambda run: run["state"] == "RUNNING")
+    no_python = site.cluster.programs.chrooted
+    reaches(site, ident, lambda run: run["state"] == "RUNNING" or (no_python and run.get("reference")))
     site.end_agent()
     site.controller.kill()
     until(lambda: (ann.runs / ident / "0" / "done").exists(), 60)

@@ -116,10 +116,13 @@ async def test_end_waits_for_the_last_report_of_a_job_that_reports(rig: Rig) -> 
 
 async def test_job_that_never_reports_ends_as_slurm_says(rig: Rig) -> None:
     await rig.list_jobs(ENDED)
-    assert (await rig.status()).phase is RunPhase.UNKNOWN
+    seen = await rig.status()
+    assert (seen.phase, seen.reference) == (RunPhase.UNKNOWN, "7")
     await rig.clock.sleep(personal.SETTLE_S)
     await rig.list_jobs(ENDED)
-    end = (await rig.status()).end
+    seen = await rig.status()
+    end = seen.end
+    assert seen.reference == "7"
     assert end is not None
     assert (end.ending, end.exit_code, end.detail) == (
         EndReason.EXITED,

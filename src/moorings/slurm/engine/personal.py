@@ -293,7 +293,7 @@ class PersonalSlurmEngine(ScheduledEngine):
     async def _status(self, run: RunId, each: FollowedAttempt) -> RunStatus:
         facts = each.state
         if facts.end is not None:
-            return self._ended(run, facts.end)
+            return self._ended(run, facts.end, str(facts.job) if each.seen_by else None)
         agent, listed = self._listed(run, each)
         if listed is not None and agent:
             await self._note_seen(each, agent, listed)
@@ -310,7 +310,7 @@ class PersonalSlurmEngine(ScheduledEngine):
         seen = observe_job(replace(facts, submitting=True, job=listed.job_id), job)
         reference = str(listed.job_id) if agent else None
         if seen is RunObservation.OVER:
-            return await self._conclude(run, each, listed)
+            return replace(await self._conclude(run, each, listed), reference=reference)
         if seen is RunObservation.WAITING and self._runs_unreported(run, facts, listed):
             seen = RunObservation.RUNNING
         began = facts.began.get(listed.restarts)
