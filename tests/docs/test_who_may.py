@@ -52,6 +52,7 @@ MAY = {
     operations.DEFRAGMENT.callers: {"admin"},
     operations.PRIORITISE_RUN.callers: {"admin", "bob"},
     operations.ROTATE_KEY.callers: {"admin"},  # another's
+    operations.REPORT_RUN.callers: {"admin", "bob"},
     operations.CREATE_CLAIM.callers: {"admin", "bob", "agent"},
     operations.CREATE_RUN.callers: {"admin", "bob", "ann"},
     operations.CREATE_PARTITION.callers: {"admin", "bob", "ann"},
@@ -119,6 +120,8 @@ def body_of(operation: Operation[Any]) -> Any:
         "what_if": {"policy": "reserve = false"},
         "drain_device": {"reason": "a test"},
         "tell_queue": {"queue": "slurm/alpha"},
+        "report_run": {"attempt": 0},
+        "report_jobs": {"instance": "0011223344556677"},
         "pause_run": {},
         "resume_run": {},
         "label_run": {"labels": {"a": "b"}},

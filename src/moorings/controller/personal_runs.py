@@ -50,10 +50,10 @@ class PersonalRuns:
             MooringsError: ``run.unknown``, ``run.ended``, ``owner.denied``, ``report.invalid``, ``engine.unavailable``.
         """
         run = self._loop.runs.by_id.get(RunId(ident))
-        if run is None or caller.run not in (None, run.id):
-            raise MooringsError("run.ended", "there is no such run, or it has ended", hint="moor get runs --all")
-        if caller.run is None and run.subject != caller.subject and caller.role is not Role.ADMIN:
-            raise MooringsError("run.unknown", f"there is no run {ident[:80]!r}", hint="moor get runs --all")
+        is_theirs = run is not None and (caller.run == run.id or run.subject == caller.subject)
+        if run is None or not (is_theirs or (caller.run is None and caller.role is Role.ADMIN)):
+            detail = f"there is no run {ident[:80]!r}, or it has ended"
+            raise MooringsError("run.unknown", detail, hint="moor get runs --all")
         engine = self._engines.get(run.engine)
         if engine is None or run.submitter is None:
             raise MooringsError("report.invalid", f"run {run.id} is not submitted by its person: nothing to report")

@@ -331,7 +331,7 @@ REPORT_RUN = Operation(
     "POST",
     "/v1/runs/{id}/report",
     object_response("RunReport", RunReportBody),
-    "the holder of the run's token; the subject that started it",
+    "the holder of the run's token; the subject that started it; admins",
     "run.unknown run.ended report.invalid owner.denied",
     body=RunReportRequest,
     takes_run_token=True,
