@@ -273,7 +273,7 @@ def test_without_an_agent_its_persons_moor_settles_it(site: IpuSite, ann: Person
         code, output, said = finish(ann.run("--size", "0", "--", "sh", "-c", "echo ran; exit 4"))
         assert (code, output) == (4, "ran\n"), said
         ident = ann.ask("run", "--engine", "slurm", "--detach", "--size", "0", "--", "sleep", "300").strip()
-        reaches(site, ident, lambda run: run["state"] == "RUNNING")
+        reaches(site, ident, lambda run: run["state"] == "RUNNING" or (ann.ask("get", "run", ident) and None))
         assert "cancelled" in ann.ask("cancel", ident)
     finally:
         site.start_agent()
