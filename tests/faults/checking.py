@@ -120,7 +120,7 @@ def left(data: Path) -> list[str]:
     ]
     if recorded:
         return recorded  # the rest costs a look at every process
-    folders = [path for path in (data / "runs").glob("*") if path.is_dir()]
+    folders = [path for path in (data / "runs").glob("*") if path.is_dir() and path.name[0] != "."]
     return [
         *(f"{pool}: {partition.name} exists" for pool, held in hardware(data).items() for partition in held),
         *(f"supervisor {pid} lives" for pid in supervisors_below(data / "runs")),
