@@ -185,7 +185,9 @@ TEXTS = {
     "job file": Text(read_job, (JOB,), tuple(TOML)),
     "faults": Text(parse_faults, (FAULTS,), tuple(TOML)),
     "durations": Text(parse_duration_s, DURATIONS, (":", "-", ".", "٣", "e9", " ", "ms")),
-    "timeouts": Text(parse_seconds, DURATIONS, (":", "-", ".", "٣", "e9", " ", "ms")),
+    "timeouts": Text(
+        parse_seconds, tuple(text for text in DURATIONS if not text.isdecimal()), (":", "-", ".", "٣", "e9", " ", "ms")
+    ),
     "waits": Text(parse_wait_s, DURATIONS, (":", "-", ".", "٣", "e9", " ", "ms")),
     "sizes": Text(parse_bytes, ("512", "4G", "4GiB", "1.5T", "999999999999P"), ("i", "b", "K", "ſ", "٣", "e9")),
     "blocks": Text(Block.parse, ("0-15", "0,3,5-7", "1048575"), (",", "-", "0-1048575,", "٣", " ", "99999999999")),
