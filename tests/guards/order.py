@@ -141,7 +141,7 @@ ORDER = (
         what="no name can be an id",
         file="core/model/claims.py",
         at="check_new_name",
-        cut="_ID.fullmatch(name)",
+        cut="is_id(name)",
         put="False",
         tests=(f"{CLAIMS}test_nobody_chooses_a_name_that_could_be_taken_for_an_id",),
     ),

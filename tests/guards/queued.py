@@ -67,7 +67,7 @@ QUEUED = (
         what="runs on Slurm are never root's",
         file="app/wiring.py",
         at="check_slurm_user",
-        cut="settings is not None and user_id == 0",
+        cut="settings is not None and settings.folder is not None and user_id == 0",
         put="False",
         tests=(
             "tests/unit/app/test_wiring.py::test_jobs_never_become_roots_on_a_cluster",

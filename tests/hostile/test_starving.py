@@ -343,7 +343,11 @@ def test_a_page_of_large_runs_is_small(port_of_call: Harbour) -> None:
     One in ten is that large here: a page is limited by number, and all of them cost 20 s of CPU.
     """
     small = {"name": "small", "command": ["true"], "workdir": "/", "accelerators": {"size": 64}}
-    large = small | {"name": "large", "command": ["true", "x" * 100_000], "environment": {"A": "y" * 200_000}}
+    large = small | {
+        "name": "large",
+        "command": ["true", "x" * 100_000],
+        "environment": {"A": "y" * 100_000, "B": "y" * 100_000},
+    }
     with httpx2.Client(
         base_url=port_of_call.url, headers=port_of_call.bearer(Role.USER), timeout=patient(60)
     ) as client:

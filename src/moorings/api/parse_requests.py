@@ -229,11 +229,11 @@ def run_report(request: RunReportRequest) -> RunReport:
     """The report in ``POST /v1/runs/{id}/report``.
 
     Raises:
-        MooringsError: ``body.invalid``.
+        MooringsError: ``report.invalid``.
     """
     return RunReport(
         attempt=request.attempt,
-        files=[ReportedFile(each.name, each.text, parse_time(each.modified_at)) for each in request.files],
+        files=[ReportedFile(each.name, each.text, _time_of(each.modified_at)) for each in request.files],
         present=request.present,
         output=[ReportedOutput(each.task, each.offset, _bytes(each.data)) for each in request.output],
         job=listed_job(request.job) if request.job is not None else None,
@@ -245,7 +245,7 @@ def listed_job(shape: SlurmJobShape) -> ListedJob:
     """A job in a listing.
 
     Raises:
-        MooringsError: ``body.invalid``.
+        MooringsError: ``report.invalid``.
     """
     return ListedJob(
         run=RunId(shape.run),
@@ -258,12 +258,19 @@ def listed_job(shape: SlurmJobShape) -> ListedJob:
         exit_code=shape.exit_code,
         exit_signal=shape.exit_signal,
         was_started=shape.started,
-        ended_at=parse_time(shape.ended_at) if shape.ended_at is not None else None,
+        ended_at=_time_of(shape.ended_at) if shape.ended_at is not None else None,
     )
+
+
+def _time_of(text: str) -> Timestamp:
+    try:
+        return parse_time(text)
+    except MooringsError as error:
+        raise MooringsError("report.invalid", error.detail, hint=error.hint) from error
 
 
 def _bytes(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except ValueError as error:
-        raise MooringsError("body.invalid", "output.data is no Base64") from error
+        raise MooringsError("report.invalid", "output.data is no Base64") from error

@@ -97,9 +97,14 @@ def _handle(turn: Turn, run_turn: RunTurn, given: AnyInput) -> AnyReply:
     if isinstance(given, CreateRun) and (later := run_turn.held_claim(first_run(given))) is not None:
         refusal = turn.check_claim(replace(later, role=given.role))
         if refusal is not None:
-            run_turn.rollback()
-            return refusal
+            return _taken_back(run_turn, refusal)
     return run_turn.run(first_run(given) if isinstance(given, CreateRun) else given.run)
+
+
+def _taken_back(run_turn: RunTurn, refusal: MooringsError) -> MooringsError:
+    """Take back a run of which the later claim would be refused; return why."""
+    run_turn.rollback()
+    return refusal
 
 
 def _changed_claims(turn: Turn) -> list[Claim]:
