@@ -21,6 +21,7 @@ from moorings.terminal import attaching
 from moorings.terminal.attaching import TerminalRefusedError, connect
 from moorings.wire.frames import FrameKind, TerminalAction, TerminalRequest, encode_frame
 from tests.e2e.processes import ControllerProcess
+from tests.procfs import HEARING
 from tests.pseudoterminal import Pseudoterminal
 from tests.waiting import patient, until
 
@@ -49,7 +50,7 @@ class Person:
 
     @staticmethod
     def command(*words: str) -> list[str]:
-        return [sys.executable, "-m", "moorings.cli.main", *words]
+        return [*HEARING, sys.executable, "-m", "moorings.cli.main", *words]
 
     def terminal(self, *words: str, stderr: int | None = None) -> Pseudoterminal:
         return Pseudoterminal(self.command(*words), self.environment, folder=self.home, stderr=stderr)

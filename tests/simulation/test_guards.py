@@ -312,7 +312,7 @@ GUARDS = (
             Change(
                 "controller/service.py",
                 "Controller.release_claim",
-                'check_owner_access(caller, claim.owner, claim.subject, "release a claim")',
+                'check_may_manage(caller, ownership_of(claim), self._loop.fleet.projects, "release a claim")',
                 "",
             ),
         ),
