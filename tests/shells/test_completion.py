@@ -17,7 +17,7 @@ from moorings.cli import completion
 from tests.debian import folder_of, program, surroundings
 from tests.e2e.processes import ControllerProcess
 from tests.shells.keyboard import Keyboard
-from tests.waiting import patient
+from tests.waiting import patient, until
 
 BIN = Path(sys.executable).parent
 
@@ -133,14 +133,15 @@ def test_names_are_remembered_privately_and_kept_while_the_controller_is_away(
     controller: ControllerProcess, tmp_path: Path
 ) -> None:
     env = environment(controller, tmp_path)
-    assert ask("moor get claim ", env) == ("plain,bench\nplain,bert", "")
+    everything = ("plain,bench\nplain,bert", "")
+    until(lambda: ask("moor get claim ", env) == everything)  # a busy machine may use up the budget
     files = list((tmp_path / ".cache" / "moorings" / "names").iterdir())
     assert [stat.S_IMODE(path.stat().st_mode) for path in (files[0].parent, *files)] == [0o700, 0o600]
     assert controller.key not in files[0].read_text() + files[0].name
     files[0].write_text(files[0].read_text().replace("bench", "remembered"))
     assert ask("moor get claim r", env) == ("plain,remembered", ""), "asked again within seconds"
     files[0].write_text("{")
-    assert ask("moor get claim ", env) == ("plain,bench\nplain,bert", ""), "a damaged cache is none"
+    until(lambda: ask("moor get claim ", env) == everything)  # a damaged cache is none
 
 
 def test_a_controller_that_does_not_answer_costs_the_budget_once_and_says_nothing(tmp_path: Path) -> None:

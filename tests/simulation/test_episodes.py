@@ -12,7 +12,7 @@ from moorings.testing.simulation.report import build_failure, build_table, total
 
 EPISODES = 3  # of one test: at least 15,000 steps
 TESTS = 14  # together at least 210,000
-MEETINGS_MAX = 24
+MEETINGS_MAX = 48
 MEETING_STEPS = 2_500
 
 
