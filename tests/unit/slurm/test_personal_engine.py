@@ -23,7 +23,7 @@ from moorings.workloads.runs import EndReason, RunId, RunPhase, RunStatus, Submi
 pytestmark = pytest.mark.anyio
 
 RUN, UID, AGENT = RunId("run-1"), 1001, "slurm/lab 00ff"
-START = Timestamp(time.time_ns() // 1000)  # files have the machine's times
+START = Timestamp(time.time_ns() // 1000)
 KNOWN = PersonalJob(RUN, 0, Submitter(UID, "0" * 64), 2)
 JOB = ListedJob(run=RUN, attempt=0, job_id=7, uid=UID, state="RUNNING", was_started=True)
 DONE = "restart=0\nstop=none\n"
@@ -34,7 +34,7 @@ class SetClock:
     """A clock that a test sets."""
 
     def __init__(self) -> None:
-        self.at = START
+        self.at = Timestamp(time.time_ns() // 1000)  # files have the machine's times
 
     def now(self) -> Timestamp:
         return self.at
