@@ -300,6 +300,7 @@ async def assemble(
             )
         ids = RandomIds()
         environments = FolderEnvironments({name: folder for name, folder in folders.items() if name in engines})
+        await asyncio.to_thread(environments.remove_drafts)
         running = RunManager(loop, engines, hardware, clock, ids, installation, environments)
         watch = IdleWatch(loop, meters, idle, clock)
         keys = AccessKeyManager(store, clock, pepper, key_lifetime_s)

@@ -58,6 +58,14 @@ class FolderEnvironments:
         with contextlib.suppress(OSError):
             self._path(engine, run).unlink(missing_ok=True)
 
+    def remove_drafts(self) -> None:
+        """Remove what a controller that was killed while it saved has left; no other may be saving."""
+        for folder in self._folders.values():
+            for entry in _entries(folder):
+                if entry.name.startswith("."):
+                    with contextlib.suppress(OSError):
+                        os.unlink(entry.path)  # noqa: PTH108 - as below
+
     def remove_unused(self, used: Collection[RunId], age_s: float) -> int:
         count = 0
         for folder in self._folders.values():

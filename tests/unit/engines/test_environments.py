@@ -2,6 +2,7 @@
 
 import os
 import stat
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,14 @@ VALUES = {"TOKEN": "hunter2", "EMPTY": "", "NAME": "ä\udcff"}
 def kept(tmp_path):
     (tmp_path / "runs").mkdir()
     return FolderEnvironments({"local": tmp_path / "runs", "slurm": tmp_path / "slurm"})
+
+
+def test_draft_of_a_killed_controller_is_removed(tmp_path: Path) -> None:
+    kept = FolderEnvironments({"local": tmp_path})
+    kept.save("local", RunId("run-1"), {"A": "1"})
+    (tmp_path / ".environments" / ".run-2.json.1-2").write_text("{")
+    kept.remove_drafts()
+    assert [path.name for path in (tmp_path / ".environments").iterdir()] == ["run-1.json"]
 
 
 def test_what_was_saved_is_loaded_by_another_process(kept, tmp_path):
