@@ -87,19 +87,10 @@ class SlurmSubmission:
         except MooringsError as error:
             if error.code in _AWAY and self._own.has(made.id):
                 return f"{made.id}: not submitted yet: {error.detail}; your next 'moor' command here submits it"
-            self._withdraw(made.id, error.detail)
+            with contextlib.suppress(MooringsError):  # Slurm will never have it
+                cancel_own(self._session, self._session.client.cancel_run(made.id))
             raise
         return f"{made.id}: submitted as Slurm job {job}"
-
-    def _withdraw(self, run: str, why: str) -> None:
-        """Cancel a run that Slurm will never have."""
-        with contextlib.suppress(MooringsError):
-            cancelled = self._session.client.cancel_run(run)
-            if self._own is not None and self._own.has(run):
-                self._own.cancel(run, why)
-                self._own.report(self._session.client, [run])
-            elif self._own is not None:
-                abandon_unsaved(self._session, self._own, cancelled)
 
     @contextlib.contextmanager
     def reported(self, run: str) -> Iterator[None]:
@@ -144,7 +135,8 @@ def cancel_own(session: CommandContext, run: RunBody) -> None:
 def abandon_unsaved(session: CommandContext, own: OwnRuns, run: RunBody) -> None:
     """Report that a run was never submitted: its ``moor`` ended before it had saved anything here."""
     with contextlib.suppress(MooringsError):
-        if session.client.who_am_i().subject == run.subject and not own.has_job(run.id):
+        caller = session.client.who_am_i()
+        if run.engine in caller.submits_to and caller.subject == run.subject and not own.has_job(run.id):
             session.client.report_run(run.id, RunReportRequest(attempt=run.attempt, abandoned=True))
 
 

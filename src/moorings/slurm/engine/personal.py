@@ -358,8 +358,7 @@ class PersonalSlurmEngine(ScheduledEngine):
     def _has_fresh_listing(self, uid: int) -> bool:
         """Whether some agent lists this user's jobs now."""
         now = self._clock.now()
-        fresh = (one for one in self._listings.values() if seconds_between(one.at, now) <= LISTING_S)
-        return any(uid in one.uids for one in fresh)
+        return any(uid in one.uids for one in self._listings.values() if seconds_between(one.at, now) <= LISTING_S)
 
     def _is_missing(self, each: FollowedAttempt) -> bool:
         """Whether the agent that has listed the job before has listed this user's since, without it."""

@@ -252,10 +252,6 @@ class OwnRuns:
                 break
         return found
 
-    def log_files(self, run: str) -> SlurmAttempt | None:
-        """The newest attempt of a run, which has its whole output; None: it has none."""
-        return self._newest(run) if self.has(run) else None
-
     def _report(self, client: Client, run: str, job: SlurmJobShape | None) -> str:
         attempt = self._newest(run)
         is_abandoned = (self._folder / run / "abandoned").exists()
