@@ -176,10 +176,11 @@ class ScheduledEngine(ABC):
         if newest.number < order.attempt and not await self._is_over(order.run):
             raise not_startable_error(order, f"attempt {newest.number} has not ended")
 
-    def _is_settled(self, run: RunId) -> bool:
-        """Whether an ended run was first seen so long ago that none of its files can be late."""
+    def _is_settled(self, run: RunId, wait_s: float | None = None) -> bool:
+        """Whether an ended run was first seen so long ago (``settle_s``, or ``wait_s``) that no file can be late."""
         now = self._clock.now()
-        return seconds_between(self._ended_since.setdefault(run, now), now) >= self.settle_s
+        wait_s = self.settle_s if wait_s is None else wait_s
+        return seconds_between(self._ended_since.setdefault(run, now), now) >= wait_s
 
     async def _of_attempt(self, seen: RunStatus, attempt: AttemptFolder, record: CheckpointRecord | None) -> RunStatus:
         """Return the status of an attempt, with what whoever runs beside its tasks has seen of their checkpoints."""

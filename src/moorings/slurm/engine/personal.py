@@ -434,7 +434,7 @@ class PersonalSlurmEngine(ScheduledEngine):
         """Record how a run ended; its last report may be late, and one that never started has none."""
         facts = each.state
         awaited = job is None or job.was_started
-        if awaited and facts.done is None and not self._has_waited(run, LATE_S if facts.claimed else SETTLE_S):
+        if awaited and facts.done is None and not self._is_settled(run, LATE_S if facts.claimed else None):
             return RunStatus(run, RunPhase.UNKNOWN)
         number = job.job_id if job is not None else facts.job or 0
         end = JobEnd(number, job.state, job.ended_at) if job is not None else JobEnd(number, "")
@@ -454,11 +454,6 @@ class PersonalSlurmEngine(ScheduledEngine):
             log.warning("run.unsettled", extra={"run": run, "detail": str(error)})
             return RunStatus(run, RunPhase.UNKNOWN)
         return self._ended(run, written.end)
-
-    def _has_waited(self, run: RunId, wait_s: float) -> bool:
-        """Whether the end of a run's job was first seen so long ago."""
-        now = self._clock.now()
-        return seconds_between(self._ended_since.setdefault(run, now), now) >= wait_s
 
     def _forget(self, run: RunId) -> None:
         self._own.pop(run, None)
