@@ -1,4 +1,4 @@
-"""A controller that is told of a Slurm cluster; none is needed here."""
+"""A controller with a Slurm cluster in its settings; none is needed here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.waiting import patient
 
 
 def test_a_controller_that_runs_as_root_does_not_start(tmp_path: Path) -> None:
-    """Law 10: else whoever may start a run would be root on every node."""
+    """Law 10: else everybody who may start a run would be root on every node."""
     assert os.geteuid() == 0, "this needs root, as tests/slurm does"
     config = tmp_path / "controller.toml"
     config.write_text(f'[slurm]\nfolder = "{tmp_path}/runs"\n')
@@ -21,5 +21,5 @@ def test_a_controller_that_runs_as_root_does_not_start(tmp_path: Path) -> None:
     )
     assert done.returncode == 2
     assert "[slurm]: this controller runs as root" in done.stderr
-    assert "hint: run it as a user of its own" in done.stderr
+    assert "hint: leave folder out, so that people submit their jobs themselves" in done.stderr
     assert not (tmp_path / "data").exists()
