@@ -14,7 +14,7 @@ from moorings.core.model.errors import MooringsError
 from moorings.core.model.timestamps import Timestamp, add_seconds
 from moorings.ports.engine import RunSubmission
 from moorings.ports.personal import JobAction, ListedJob, PersonalJob, ReportedFile, ReportedOutput, RunReport
-from moorings.slurm.engine import personal
+from moorings.slurm.engine import job_listings, personal
 from moorings.slurm.engine.personal import PersonalSlurmEngine
 from moorings.slurm.engine.settings import SlurmEngineSettings
 from moorings.workloads.jobs import JobSpec
@@ -142,7 +142,7 @@ async def test_only_the_agent_that_listed_a_job_can_miss_it(rig: Rig) -> None:
     await rig.list_jobs(JOB)
     await rig.status()
     for _ in range(20):
-        await rig.clock.sleep(personal.LISTING_S + 1)
+        await rig.clock.sleep(job_listings.LISTING_S + 1)
         await rig.list_jobs(agent="slurm/other 00ee")
         assert (await rig.status()).phase is RunPhase.UNKNOWN
     await rig.list_jobs()

@@ -4,26 +4,20 @@ Each person's ``moor`` calls sbatch, so a job has its person's account, home and
 their folders nor Slurm: it keeps a copy of each attempt's folder, made from reports, and the last listings of agents.
 The copy has the same files as the folder (``run_folder``), so a run's state and its end follow by the same rules. They
 differ in one: a report ends nothing. An end needs Slurm's word, in an agent's listing or else in the person's own.
-
-What is reported is another user's: only files with known names are copied, bounded, and read as foreign data.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from moorings.core.model.claims import CheckpointContract
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.timestamps import Timestamp, seconds_between
 from moorings.engines.launch import rejected_error, unavailable_error
-from moorings.engines.node_report import MIRRORED, output_bytes_max
-from moorings.engines.run_folder import AttemptFolder, to_json
+from moorings.engines.run_folder import AttemptFolder
 from moorings.engines.scheduled import NewestAttempt, ScheduledEngine
 from moorings.ports.clock import Clock
 from moorings.ports.engine import RunSubmission
@@ -37,7 +31,9 @@ from moorings.ports.personal import (
     SubmissionTarget,
 )
 from moorings.ports.store import Epoch
-from moorings.slurm.engine.run_folder import SlurmAttempt, SlurmAttemptState, SlurmRunFolder, SubmittedSlurmJob
+from moorings.slurm.engine.job_listings import FollowedAttempt, JobListings
+from moorings.slurm.engine.run_copies import RunCopies
+from moorings.slurm.engine.run_folder import SlurmAttemptState, SubmittedSlurmJob
 from moorings.slurm.engine.run_status import (
     JobEnd,
     RunObservation,
@@ -56,14 +52,11 @@ from moorings.workloads.runs import SIGTERM_EXIT_CODE, EndReason, EndRecord, Run
 
 log = logging.getLogger("moorings.slurm.engine")
 
-LISTING_S = 20.0  # for so long an agent's listing counts
-OWN_LISTING_S = 90.0  # and a person's own, which is made less often
 SETTLE_S = 10.0  # after Slurm's end of a job, for a report
 LATE_S = 30.0  # and for the last one of a job that has reported before
 GIVE_UP_S = 600.0  # a cancelled run that nobody has submitted by then never is
 UNREPORTED_S = 15.0  # a running job that has reported nothing by then will not soon
 STUCK_S = 60.0  # after its grace period and this, Slurm ends a run that must stop
-FILE_BYTES_MAX = 256 << 10
 LOOKUPS_MAX = 10  # jobs to look up in the accounting, at a time
 
 
@@ -99,25 +92,6 @@ class SeenJob:
         return self.listed.restarts
 
 
-@dataclass(frozen=True, slots=True)
-class AgentListing:
-    """The jobs of runs, as one agent listed them at one moment."""
-
-    at: Timestamp
-    uids: frozenset[int]
-    by_attempt: Mapping[tuple[RunId, int, int], Sequence[ListedJob]]  # run, attempt, uid
-
-
-@dataclass(frozen=True, slots=True)
-class FollowedAttempt:
-    """The newest attempt of a run that is looked at, and the state in its copy."""
-
-    attempt: SlurmAttempt
-    state: SlurmAttemptState
-    uid: int
-    seen_by: str  # the agent that has listed its job: queue and instance; empty: none has
-
-
 class PersonalSlurmEngine(ScheduledEngine):
     """Follows the jobs that people submit to Slurm themselves.
 
@@ -133,11 +107,9 @@ class PersonalSlurmEngine(ScheduledEngine):
     def __init__(self, settings: SlurmEngineSettings, folder: Path, clock: Clock) -> None:
         super().__init__(clock)
         self._settings = settings
-        self._folder = folder
+        self._copies = RunCopies(folder, clock)
         self._copying = asyncio.Lock()
-        self._listings: dict[str, AgentListing] = {}
-        self._own: dict[RunId, tuple[Timestamp, ListedJob]] = {}
-        self._past: dict[tuple[str, int], ListedJob] = {}  # by the agent that has looked it up
+        self._listings = JobListings()
         self._followed: dict[RunId, FollowedAttempt] = {}
         self._orders: dict[RunId, JobOrder] = {}
         self._unreported: dict[RunId, int] = {}  # the start of its job that was said to run without a report
@@ -166,70 +138,20 @@ class PersonalSlurmEngine(ScheduledEngine):
             order.job.tasks, order.job.checkpoint.grace_s, order.job.time_limit_s, order.submitter.uid
         )
         with self._as_unavailable(f"run {order.run} could not be followed"):
-            await asyncio.to_thread(self._ensure_copy, order.run, order.attempt, asked)
+            await asyncio.to_thread(self._copies.ensure, order.run, order.attempt, asked)
         self._changed.set()
         return ""
-
-    def _ensure_copy(self, run: RunId, number: int, asked: SubmittedSlurmJob) -> SlurmAttempt:
-        folder = SlurmRunFolder.find(self._folder, run)
-        if folder is None:
-            raise rejected_error(f"{run[:120]!r} cannot be the id of a run on Slurm")
-        self._folder.mkdir(mode=0o700, exist_ok=True)
-        folder.path.mkdir(mode=0o700, exist_ok=True)
-        attempt = folder.attempt(number)
-        if not (attempt.path / "order.json").exists():
-            for path in (attempt.path, attempt.path / "logs", attempt.path / "tasks"):
-                path.mkdir(mode=0o700, exist_ok=True)
-            attempt.write("order.json", to_json(asked))
-        return attempt
-
-    def _ensure_known(self, known: PersonalJob) -> SlurmAttempt:
-        """The copy of an attempt; another controller may have led when it began."""
-        newest = self._newest_copy(known.run)
-        if newest is not None and newest.number >= known.attempt:
-            return newest
-        grace_s = CheckpointContract().grace_s
-        return self._ensure_copy(
-            known.run, known.attempt, SubmittedSlurmJob(known.tasks, grace_s, uid=known.submitter.uid)
-        )
-
-    def _newest_copy(self, run: RunId) -> SlurmAttempt | None:
-        folder = SlurmRunFolder.find(self._folder, run)
-        return folder.newest_attempt() if folder is not None else None
 
     # -- what is reported --------------------------------------------------------------------------------------------
 
     async def accept_report(self, known: PersonalJob, report: RunReport) -> dict[int, int]:
         with self._as_unavailable(f"the report of run {known.run} could not be saved"):
             async with self._copying:
-                sizes = await asyncio.to_thread(self._copy, known, report)
+                sizes = await asyncio.to_thread(self._copies.add, known, report)
         if report.job is not None and report.job.uid == known.submitter.uid:
-            before = self._own.get(known.run)
-            is_over = report.job.ended_at is not None or not report.job.state
-            since = before[0] if is_over and before is not None and before[1] == report.job else self._clock.now()
-            self._own[known.run] = since, report.job
+            self._listings.add_own(known.run, report.job, self._clock.now())
         self._changed.set()
         return sizes
-
-    def _copy(self, known: PersonalJob, report: RunReport) -> dict[int, int]:
-        attempt = self._ensure_known(known)
-        tasks = known.tasks
-        if report.attempt < attempt.number:
-            raise MooringsError("report.outdated", f"run {known.run} has attempt {attempt.number} by now")
-        if report.attempt == attempt.number:
-            for file in report.files:
-                _check_name(file.name, tasks)
-            if report.present is not None:
-                _remove_others(attempt.path, frozenset(report.present))
-            for part in report.output:
-                if not 0 <= part.task < tasks:
-                    raise MooringsError("report.invalid", f"run {known.run} has no task {part.task}")
-                _append(attempt.log_path(part.task), part.offset, part.data, output_bytes_max(tasks))
-            for file in report.files:
-                _write_copy(attempt.path / file.name, file.text, min(file.modified_at, self._clock.now()))
-            if report.is_abandoned:
-                attempt.write_once("abandoned", b"")
-        return {task: _size(attempt.log_path(task)) for task in range(tasks)}
 
     async def accept_listing(
         self,
@@ -242,12 +164,8 @@ class PersonalSlurmEngine(ScheduledEngine):
         with self._as_unavailable("a listing could not be taken in"):
             for each in known:
                 if each.run not in self._followed:  # another controller led before
-                    await asyncio.to_thread(self._ensure_known, each)
-        by_attempt: dict[tuple[RunId, int, int], list[ListedJob]] = {}
-        for job in jobs:
-            by_attempt.setdefault((job.run, job.attempt, job.uid), []).append(job)
-        self._listings[agent] = AgentListing(self._clock.now(), frozenset(uids), by_attempt)
-        self._past |= {(agent, job.job_id): job for job in past}
+                    await asyncio.to_thread(self._copies.ensure_known, each)
+        self._listings.add_listing(agent, uids, jobs, past, self._clock.now())
         self._changed.set()
         followed = self._followed
         orders = [order for run, order in self._orders.items() if run in followed]
@@ -276,7 +194,7 @@ class PersonalSlurmEngine(ScheduledEngine):
         found: dict[RunId, FollowedAttempt | RunStatus] = {}
         for run in runs:
             try:
-                attempt = self._newest_copy(run)
+                attempt = self._copies.newest_attempt(run)
                 if attempt is None:
                     found[run] = RunStatus(run, RunPhase.ABSENT)
                     continue
@@ -294,13 +212,13 @@ class PersonalSlurmEngine(ScheduledEngine):
         facts = each.state
         if facts.end is not None:
             return self._ended(run, facts.end, str(facts.job) if each.seen_by else None)
-        agent, listed = self._listed(run, each)
+        agent, listed = self._listings.find(run, each, self._clock.now())
         if listed is not None and agent:
             await self._note_seen(each, agent, listed)
         job = SeenJob(listed) if listed is not None else None
         if listed is not None and not listed.state:
             return await self._forgotten_status(run, each, listed)
-        if listed is None and each.seen_by and self._is_missing(each):
+        if listed is None and each.seen_by and self._listings.is_missing(each, self._clock.now()):
             return await self._missing_status(run, each)
         if listed is None:
             if facts.cancel is not None and self._was_never_submitted(each):
@@ -335,44 +253,13 @@ class PersonalSlurmEngine(ScheduledEngine):
             return True
         return False
 
-    def _listed(self, run: RunId, each: FollowedAttempt) -> tuple[str, ListedJob | None]:
-        """The job of an attempt, and the agent that lists it; no agent: its person has listed it."""
-        now = self._clock.now()
-        for agent, listing in self._listings.items():
-            if seconds_between(listing.at, now) > LISTING_S:
-                continue
-            jobs = listing.by_attempt.get((run, each.attempt.number, each.uid), ())
-            for job in jobs:
-                if each.state.job in (None, job.job_id) or len(jobs) == 1:
-                    return agent, job
-        own = self._own.get(run)
-        if own is None or own[1].attempt != each.attempt.number:
-            return "", None
-        if own[1].ended_at is not None or not own[1].state:
-            is_awaited = seconds_between(own[0], now) < SETTLE_S and self._has_fresh_listing(each.uid)
-            return "", own[1] if not is_awaited else None  # an agent's word has the id of the job, too
-        # Its person looks seldom: what the job itself says of its start is newer.
-        is_current = seconds_between(own[0], now) <= OWN_LISTING_S and not each.state.began
-        return "", own[1] if is_current else None
-
-    def _has_fresh_listing(self, uid: int) -> bool:
-        """Whether some agent lists this user's jobs now."""
-        now = self._clock.now()
-        return any(uid in one.uids for one in self._listings.values() if seconds_between(one.at, now) <= LISTING_S)
-
-    def _is_missing(self, each: FollowedAttempt) -> bool:
-        """Whether the agent that has listed the job before has listed this user's since, without it."""
-        listing = self._listings.get(each.seen_by)
-        fresh = listing is not None and seconds_between(listing.at, self._clock.now()) <= LISTING_S
-        return fresh and listing is not None and each.uid in listing.uids
-
     async def _missing_status(self, run: RunId, each: FollowedAttempt) -> RunStatus:
         """The status of a job that its agent lists no more: it ended long ago, or was lost."""
         job = each.state.job
         assert job is not None, "it was listed before"
         order = JobOrder(run, each.attempt.number, each.uid, JobAction.LOOK_UP, job)
         self._lookups.setdefault(each.seen_by, []).append(order)
-        past = self._past.get((each.seen_by, job))
+        past = self._listings.looked_up.get((each.seen_by, job))
         if past is not None and past.ended_at is not None:
             return await self._conclude(run, each, past)
         if self._missing.record_miss(run, self._clock.now()):
@@ -387,7 +274,7 @@ class PersonalSlurmEngine(ScheduledEngine):
             return True
         now = self._clock.now()
         waited_s = seconds_between(each.state.cancelled_at or now, now)
-        return waited_s > GIVE_UP_S and self._has_fresh_listing(each.uid)
+        return waited_s > GIVE_UP_S and self._listings.has_fresh(each.uid, now)
 
     async def _conclude_unsubmitted(self, run: RunId, each: FollowedAttempt) -> RunStatus:
         end = EndRecord(
@@ -399,7 +286,7 @@ class PersonalSlurmEngine(ScheduledEngine):
 
     async def _forgotten_status(self, run: RunId, each: FollowedAttempt, listed: ListedJob) -> RunStatus:
         """The status of a job that its person's listing and accounting know no more; each report counts once."""
-        self._own.pop(run, None)
+        self._listings.own.pop(run, None)
         if not self._missing.record_miss(run, self._clock.now()):
             return RunStatus(run, RunPhase.UNKNOWN)
         return await self._conclude(run, replace(each, state=replace(each.state, job=listed.job_id)), None)
@@ -456,20 +343,17 @@ class PersonalSlurmEngine(ScheduledEngine):
         return self._ended(run, written.end)
 
     def _forget(self, run: RunId) -> None:
-        self._own.pop(run, None)
+        self._listings.forget(run, self._followed.get(run))
         self._orders.pop(run, None)
         self._running_since.pop(run, None)
         self._unreported.pop(run, None)
-        followed = self._followed.get(run)
-        if followed is not None and followed.state.job is not None:
-            self._past.pop((followed.seen_by, followed.state.job), None)
 
     # -- stopping ------------------------------------------------------------------------------------------------------
 
     async def cancel(self, run: RunId, reason: str) -> None:
         """Have the agent stop its job; its person's ``moor`` may do so before."""
         with self._as_unavailable(f"run {run} could not be cancelled"):
-            attempt = await asyncio.to_thread(self._newest_copy, run)
+            attempt = await asyncio.to_thread(self._copies.newest_attempt, run)
             if attempt is None:
                 return
             await asyncio.to_thread(attempt.write_once, "cancel", " ".join(reason.split()).encode())
@@ -494,7 +378,7 @@ class PersonalSlurmEngine(ScheduledEngine):
 
     async def _newest_attempt(self, run: RunId) -> NewestAttempt | None:
         try:
-            attempt = await asyncio.to_thread(self._newest_copy, run)
+            attempt = await asyncio.to_thread(self._copies.newest_attempt, run)
             if attempt is None:
                 return None
             facts = await asyncio.to_thread(attempt.read_state)
@@ -507,45 +391,3 @@ class PersonalSlurmEngine(ScheduledEngine):
 
     async def close(self) -> None:
         """Nothing to close."""
-
-
-def _check_name(name: str, tasks: int) -> None:
-    found = re.fullmatch(r"tasks/([0-9]{1,6})(\.why)?", name)
-    if MIRRORED.fullmatch(name) is None or (found is not None and int(found[1]) >= tasks):
-        raise MooringsError("report.invalid", f"{name[:80]!r} is no file of an attempt that is reported")
-
-
-def _remove_others(folder: Path, present: frozenset[str]) -> None:
-    """Remove copies of files that are there no more: a later start of the job begins without them."""
-    for path in (*folder.iterdir(), *(folder / "tasks").iterdir()):
-        name = str(path.relative_to(folder))
-        if MIRRORED.fullmatch(name) and name not in present and name != "claimed":
-            path.unlink(missing_ok=True)
-
-
-def _write_copy(path: Path, text: str, modified_at: Timestamp) -> None:
-    content = text.encode("utf-8", "surrogateescape")
-    if len(content) > FILE_BYTES_MAX:
-        raise MooringsError("report.invalid", f"{path.name} has more than {FILE_BYTES_MAX} bytes")
-    if path.exists() and path.stat().st_mtime_ns // 1000 > modified_at:
-        return  # a later report has overtaken this one
-    draft = path.with_name(f".{path.name}.draft")
-    draft.write_bytes(content)
-    os.utime(draft, ns=(modified_at * 1000, modified_at * 1000))
-    draft.replace(path)
-
-
-def _append(path: Path, offset: int, data: bytes, bytes_max: int) -> None:
-    """Add output that follows what is known; a part that does not is left out: the answer says where to go on."""
-    size = _size(path)
-    if offset != size or size >= bytes_max:
-        return
-    with path.open("ab") as file:
-        file.write(data[: bytes_max - size])
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
