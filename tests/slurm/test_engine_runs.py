@@ -443,7 +443,10 @@ def test_without_sbatch_there_is_no_run_but_a_word_about_that(site: IpuSite, sta
 def test_a_folder_that_is_not_there_is_why_a_run_waits(site: IpuSite, start: Start) -> None:
     before = runs(site)
     with controller_with(site, folder="away"):
-        process = start("--ipus", "1", "--", "true")
+        code, _, said = finish(start("--ipus", "1", "--", "true"))
+        assert code == 1
+        assert "the variables of run" in said, "no other place is private to all controllers"
+        process = start("--export", "NONE", "--ipus", "1", "--", "true")
         run = one_more(site, before, lambda run: run.get("reason"))
         assert run["state"] == "WAITING"
         assert run["reason"]["message"].startswith("engine slurm cannot be used now: ")

@@ -40,8 +40,7 @@ class FolderEnvironments:
         path = self._path(engine, run)
         with as_unavailable(f"the variables of run {run} cannot be saved"):
             if not path.parent.is_dir():
-                path.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                path.parent.mkdir(mode=0o700, exist_ok=True)
+                path.parent.mkdir(mode=0o700, exist_ok=True)  # where its parent is missing, a disk may be
                 fsync_path(path.parent.parent)
             write_atomically(path, json.dumps(dict(variables)).encode())
 
@@ -100,6 +99,8 @@ class FolderEnvironments:
         """
         is_known = engine in self._folders and RunFolder.id_pattern.fullmatch(run) is not None
         if is_known and not self._path(engine, run).exists():
+            with as_unavailable(f"the folder of runs of {engine} cannot be made"):
+                self._folders[engine].mkdir(mode=0o700, parents=True, exist_ok=True)
             self.save(engine, run, variables)
 
     def _path(self, engine: str, run: RunId) -> Path:

@@ -18,6 +18,7 @@ VALUES = {"TOKEN": "hunter2", "EMPTY": "", "NAME": "ä\udcff"}
 @pytest.fixture
 def kept(tmp_path):
     (tmp_path / "runs").mkdir()
+    (tmp_path / "slurm").mkdir()
     return FolderEnvironments({"local": tmp_path / "runs", "slurm": tmp_path / "slurm"})
 
 
@@ -47,10 +48,14 @@ def test_nobody_else_can_read_it(kept, tmp_path):
     assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
 
 
-def test_a_folder_that_is_away_is_no_missing_value(kept):
+@pytest.mark.parametrize("act", [lambda kept: kept.load("slurm", ONE), lambda kept: kept.save("slurm", ONE, VALUES)])
+def test_a_folder_that_is_away_is_not_used(kept, tmp_path, act):
+    """Its disk may not be mounted: nothing is missing, and nothing is written in its place."""
+    (tmp_path / "slurm").rmdir()
     with pytest.raises(MooringsError) as caught:
-        kept.load("slurm", ONE)
+        act(kept)
     assert (caught.value.code, caught.value.retryable) == ("engine.unavailable", True)
+    assert not (tmp_path / "slurm").exists()
 
 
 def test_a_damaged_file_is_no_value(kept, tmp_path):
