@@ -63,7 +63,8 @@ def test_the_manuals_job_scripts_run_unchanged(site: IpuSite, script: str, tasks
         assert len(conf["devices"]) == 2 // tasks
     site.settle()
     made = [claim for claim in site.claims(every=True) if claim["name"] == f"slurm_{job}"]
-    assert [(claim["state"], claim["size"], claim["gcds"]) for claim in made] == [("RELEASED", 2, tasks)]
+    shown = [(claim["state"], claim["size"], claim["gcds"], claim["person"]) for claim in made]
+    assert shown == [("RELEASED", 2, tasks, "games")]
 
 
 @pytest.mark.smoke

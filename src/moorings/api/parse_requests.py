@@ -55,6 +55,7 @@ def claim_spec(request: ClaimRequest) -> ClaimSpec:
         checkpoint=_contract(request.checkpoint),
         lease_s=request.lease_s,
         queue=QueueMode(request.queue),
+        person=request.person or "",
     )
 
 

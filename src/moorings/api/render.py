@@ -116,7 +116,8 @@ def claim_body(view: ClaimView) -> ClaimBody:
         return body
     reason = replace(body.reason, message=HIDDEN, blockers=(), hint="") if body.reason is not None else None
     subject = body.subject if view.shows_subject else HIDDEN
-    named = {"name": HIDDEN, "owner": HIDDEN, "subject": subject, "project": HIDDEN, "reason": reason}
+    person = body.person if view.shows_subject else None
+    named = {"name": HIDDEN, "owner": HIDDEN, "subject": subject, "person": person, "project": HIDDEN, "reason": reason}
     return replace(body, partition=HIDDEN if partition is not None else None, **named)  # type: ignore[arg-type]  # mixed
 
 
@@ -153,6 +154,7 @@ def _claim_body(view: ClaimView, claim: Claim, spec: ClaimSpec, partition: Parti
         cell=str(claim.cell) if claim.cell is not None else None,
         asked_until=_time(claim.asked_until),
         machine=spec.machine or None,
+        person=spec.person or None,
     )
 
 

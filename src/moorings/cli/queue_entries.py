@@ -213,7 +213,9 @@ def user_of(claim: ClaimBody, run: RunBody | None = None) -> str:
     """The user of a claim: of its run, else the one for whom a program claims."""
     if run is not None:
         return run.subject
-    return claim.owner.removeprefix(_USER_OWNERS) if claim.owner.startswith(_USER_OWNERS) else claim.subject
+    if claim.owner.startswith(_USER_OWNERS):
+        return claim.owner.removeprefix(_USER_OWNERS)
+    return claim.person or claim.subject
 
 
 def _state(claim: ClaimBody, run: RunBody | None) -> str:

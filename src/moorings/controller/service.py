@@ -187,10 +187,12 @@ class Controller:
         spec = replace(check_spec(spec), priority=appliance_priority(spec.kind, spec.priority, is_admin=admin))
         owner = check_owner(owner) if owner is not None else f"user/{caller.subject}"
         check_owner_access(caller, owner, "", "claim devices")
-        if since is not None and caller.role is not Role.AGENT:
-            detail = f"{caller.subject} ({caller.role}) may not say since when a claim waits"
+        if (since is not None or spec.person) and caller.role is not Role.AGENT:
+            what, field = ("since when a claim waits", "waitingSince") if since is not None else ("for whom", "person")
             raise MooringsError(
-                "auth.denied", detail, hint="leave waitingSince out: only a scheduler's agent may say it"
+                "auth.denied",
+                f"{caller.subject} ({caller.role}) may not say {what}",
+                hint=f"leave {field} out: only a scheduler's agent may say it",
             )
         if owner.startswith(RUN_OWNER_PREFIXES):
             raise MooringsError("owner.denied", "claims of local runs are made by the controller", hint="moor run …")
@@ -206,7 +208,8 @@ class Controller:
         )
         use = None
         if key is not None:
-            digest = request_digest({"name": name, "owner": owner, "claim": to_plain_without_defaults(spec)})
+            asked = to_plain_without_defaults(replace(spec, person=""))  # Slurm may hide its users from now on
+            digest = request_digest({"name": name, "owner": owner, "claim": asked})
             use = IdempotencyRecord(caller.subject, check_idempotency_key(key), digest, claim=ident)
         claim = await self._loop.submit(given, use)
         assert isinstance(claim, Claim)

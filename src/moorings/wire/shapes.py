@@ -31,7 +31,8 @@ class CheckpointShape:
 class ClaimRequest:
     """``POST /v1/claims``: somebody's wish for a partition. ``owner`` defaults to ``user/<subject of the key>``.
 
-    ``waiting_since`` (RFC 3339), of an agent alone: its place in the queue is that of a claim made then.
+    Of an agent alone: ``waiting_since`` (RFC 3339), its place in the queue is that of a claim made then; and
+    ``person``, for whom it claims.
     """
 
     size: int
@@ -50,6 +51,7 @@ class ClaimRequest:
     lease_s: float | None = None
     queue: str = "wait"
     waiting_since: str | None = None
+    person: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -377,7 +379,7 @@ class ClaimBody:
     """A claim. ``position`` is its place among the claims that wait (1 is next); ``devices`` is a folded list.
 
     ``cell`` are the devices of its project's guarantee that its own lie in; without one it borrows them.
-    ``asked_until`` is by when it was asked to yield.
+    ``asked_until`` is by when it was asked to yield. ``person`` is for whom a program claims, by its word.
     """
 
     id: str
@@ -411,6 +413,7 @@ class ClaimBody:
     cell: str | None = None
     asked_until: str | None = None
     machine: Mapping[str, int] | None = None
+    person: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

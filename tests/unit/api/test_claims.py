@@ -51,6 +51,7 @@ async def test_everything_in_the_request_reaches_the_controller(
         "leaseS": 30,
         "queue": "never",
         "waitingSince": "2023-11-14T22:13:20Z",
+        "person": "bob",
     }
     answer = await api.post("/v1/claims?wait=0.001&for=GRANTED", json=body, headers={"Idempotency-Key": "k1"})
     assert answer.status_code == 201

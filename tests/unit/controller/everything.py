@@ -180,6 +180,7 @@ class Everything(Story):
             checkpoint=CONTRACT,
             lease_s=600.0,
             machine={"cpus": 2},
+            person="bob",
         )
         first = self._claim("all", whole, role=Role.USER, since=add_seconds(self._now, -HOUR_S))
         waits = self._claim("waits", ClaimSpec(kind="ipu", size=16, gcds=2), role=Role.ADMIN)
@@ -254,6 +255,7 @@ class Everything(Story):
             lease_s=60.0,
             queue=QueueMode.NEVER,
             machine={"cpus": 2},
+            person="bob",
         )
         jobs = tuple(QueuedJob(f"slurm/one/{at}/n", one, self._now) for at, one in enumerate((spec, whole), 7))
         told = QueueReport("slurm/one", "ipu", jobs, add_seconds(self._now, HOUR_S), "00112233445566aa", self._now)
@@ -405,7 +407,7 @@ class Everything(Story):
         self._settle()
         spec = claim_spec_for(works.job)
         whole = replace(claim_spec_for(self._whole_run("whole", works.claim or ClaimId("")).job), replicas_per_gcd=2)
-        whole = replace(whole, machine={"cpus": 2})
+        whole = replace(whole, machine={"cpus": 2}, person="bob")
         refused = [  # of a run that is not paused, and in the log
             ResumeRun(never.id, ClaimId("claim-none"), replace(whole, queue=mode), role, replace(saved, rule=rule))
             for mode, role, rule in zip_longest(QueueMode, Role, CheckpointRule, fillvalue=None)

@@ -100,6 +100,23 @@ async def test_only_an_agent_says_since_when_its_job_waits(rig: Rig) -> None:
     assert (await rig.done(asking(agent, "kubernetes/lab/b", Timestamp(-5)))).claim.arrival == 0
 
 
+async def test_only_an_agent_says_for_whom_it_claims(rig: Rig) -> None:
+    """Law 10: a person's name beside a claim is the scheduler's word, never another person's."""
+    spec = ClaimSpec(kind="ipu", size=1, person="bob")
+
+    def asking(caller: Caller, owner: str, key: str, spec: ClaimSpec = spec) -> Awaitable[ClaimView]:
+        return rig.controller.create_claim(caller, spec, name=None, owner=owner, key=key)
+
+    for caller, owner in ((ROOT, "user/root"), (ANN, "user/ann")):
+        assert await rig.refused(asking(caller, owner, "k")) == "auth.denied"
+    agent, owner = Caller("slurm", Role.AGENT, "slurm/lab", "k4"), "slurm/lab/1/n/0/i"
+    first = (await rig.done(asking(agent, owner, "k"))).claim
+    assert first.spec.person == "bob"
+    again = (await rig.done(asking(agent, owner, "k", replace(spec, person="")))).claim
+    assert again.id == first.id, "its users became private meanwhile"
+    assert await rig.refused(asking(agent, owner, "l", replace(spec, person="a b"))) == "key.invalid"
+
+
 async def test_a_claim_that_nobody_asked_keeps_what_it_has(rig: Rig) -> None:
     ident = await rig.claim()
     assert await rig.refused(rig.controller.yield_claim(ANN, ident, "")) == "claim.not_asked"

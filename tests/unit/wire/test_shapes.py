@@ -82,8 +82,8 @@ def test_a_shape_of_a_record_has_its_fields_and_defaults(shape, ours):
 
 def test_a_claim_request_asks_what_a_specification_holds():
     # On the wire `kind` would be taken for the kind of object; only runs need the machine beside their devices.
-    ours = names(ClaimSpec) - {"kind", "machine"} | {"accelerator"}
-    assert names(shapes.ClaimRequest) == ours | {"name", "owner", "waiting_since"}
+    ours = names(ClaimSpec) - {"kind", "machine", "person"} | {"accelerator"}
+    assert names(shapes.ClaimRequest) == ours | {"name", "owner", "waiting_since", "person"}
     shared = {name: value for name, value in defaults(ClaimSpec).items() if name in ours}
     assert {name: value for name, value in defaults(shapes.ClaimRequest).items() if name in shared} == shared
     assert shared["queue"] in set(QueueMode)

@@ -6,7 +6,7 @@ The numbers come from the constants that decide.
 
 from __future__ import annotations
 
-from moorings.core.model.access import GRACE_S, GRACE_S_MAX, LIFETIME_DAYS_MAX, LIFETIME_S_MIN, Role
+from moorings.core.model.access import GRACE_S, GRACE_S_MAX, LIFETIME_DAYS_MAX, LIFETIME_S_MIN, SUBJECT_CHARS_MAX, Role
 from moorings.core.model.claims import (
     LEASE_S_MAX,
     LEASE_S_MIN,
@@ -81,6 +81,10 @@ FIELDS: dict[tuple[str, str], tuple[str, str]] = {
     ("ClaimRequest", "waitingSince"): (
         "a time (RFC 3339)",
         "Of an agent's key alone: its place in the queue is that of a claim made then.",
+    ),
+    ("ClaimRequest", "person"): (
+        f"at most {SUBJECT_CHARS_MAX} characters, as of a subject",
+        "Of an agent's key alone: for whom it claims, as the user of a Slurm job. Only shown.",
     ),
     ("PartitionRequest", "name"): (_NAME, "Name of the partition and of its claim."),
     ("PartitionRequest", "size"): (_SIZE, "Devices."),

@@ -73,13 +73,18 @@ class Ownership:
     project: str | None = None
 
 
+def is_subject(text: str) -> bool:
+    """Whether access keys and certificates may carry this subject."""
+    return 1 <= len(text) <= SUBJECT_CHARS_MAX and set(text) <= _SUBJECT_CHARS and text not in (".", "..")
+
+
 def check_subject(subject: str) -> None:
     """Check that access keys and certificates may carry this subject.
 
     Raises:
         MooringsError: ``key.invalid``.
     """
-    if not 1 <= len(subject) <= SUBJECT_CHARS_MAX or not set(subject) <= _SUBJECT_CHARS or subject in (".", ".."):
+    if not is_subject(subject):
         raise MooringsError(
             "key.invalid",
             f"subject {subject[:80]!r} is not allowed",

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, NewType
 
-from moorings.core.model.access import EXTERNAL_OWNER_PREFIXES, OWNER_KINDS
+from moorings.core.model.access import EXTERNAL_OWNER_PREFIXES, OWNER_KINDS, check_subject
 from moorings.core.model.devices import PoolName
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.reasons import Reason
@@ -161,6 +161,7 @@ class ClaimSpec:
         queue: wait, or be refused at once.
         machine: with devices, what its job needs of the controller's machine (``core.model.machine``), in base units;
             it is granted with the devices or not at all.
+        person: for whom a program claims, by its word (the user of a Slurm job); only shown. Empty: for its subject.
     """
 
     kind: str
@@ -177,6 +178,7 @@ class ClaimSpec:
     lease_s: float | None = None
     queue: QueueMode = QueueMode.WAIT
     machine: Mapping[str, int] = field(default_factory=dict, metadata=OMIT_IF_DEFAULT)
+    person: str = field(default="", metadata=OMIT_IF_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,7 +330,8 @@ def check_spec(spec: ClaimSpec) -> ClaimSpec:
     """``spec``, if it is valid for any pool; a pool's topology decides whether that pool can serve it.
 
     Raises:
-        MooringsError: ``claim.size_invalid``, ``claim.gcds_invalid``, ``claim.replicas_invalid``, ``claim.invalid``.
+        MooringsError: ``claim.size_invalid``, ``claim.gcds_invalid``, ``claim.replicas_invalid``, ``claim.invalid``,
+            ``key.invalid``.
     """
     if spec.size < 0 or spec.size > SIZE_MAX:
         raise MooringsError(
@@ -352,6 +355,8 @@ def check_spec(spec: ClaimSpec) -> ClaimSpec:
             f"project {spec.project[:80]!r} is not allowed",
             hint="use up to 64 letters, digits, '.', '_', '-' and '/'",
         )
+    if spec.person:
+        check_subject(spec.person)
     if spec.checkpoint.warn_signal not in WARN_SIGNALS:
         raise MooringsError(
             "claim.invalid",

@@ -296,6 +296,7 @@ class SlurmAgent:
             with self._troubles.logged("slurm.rules") as good:
                 rules = await self._read_rules()
                 self._state = replace(self._state, rules=rules)
+                self._claims.is_private = rules.private
             await asyncio.sleep(RULES_S if good else FAILED_PAUSE_S)
 
     async def _read_rules(self) -> PreemptionRules:

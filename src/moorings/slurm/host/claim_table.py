@@ -47,6 +47,7 @@ class ClaimTable:
         bindings: the tasks that return the binding of a start; kept to answer every step of the job.
         claims: the claims that have not ended, as last listed.
         settled_at: when a start got its claim, or its final refusal; by the loop's clock.
+        is_private: whether claims must not name their users: so it is until Slurm's ``PrivateData`` is known.
     """
 
     calls: ControllerClient
@@ -58,6 +59,7 @@ class ClaimTable:
     bindings: dict[str, asyncio.Task[Binding]] = field(default_factory=dict)
     claims: dict[str, ClaimBody] = field(default_factory=dict)
     settled_at: dict[str, float] = field(default_factory=dict)
+    is_private: bool = True
 
     def get_binding(self, job: JobRecord) -> asyncio.Task[Binding]:
         """Return the task that gets the binding of a start; a second call returns the same task.
@@ -182,7 +184,7 @@ class ClaimTable:
         """
         assert job.order is not None
         first = JobStart.of(job, job.order).idempotency_key(self.home) + ("/long" if long_name else "")
-        request = request_for(job, self.home, self.pool, long_name=long_name)
+        request = request_for(job, self.home, self.pool, long_name=long_name, is_private=self.is_private)
 
         async def make(key: str) -> ClaimBody:
             try:

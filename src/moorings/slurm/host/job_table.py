@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
+from moorings.core.model.access import is_subject
 from moorings.core.model.claims import NAME_CHARS_MAX, TIME_LIMIT_S_MAX
 from moorings.core.model.queue_reports import QUEUE_JOBS_MAX
 from moorings.core.model.timestamps import Timestamp
@@ -91,8 +92,10 @@ def start_of(owner: str) -> JobStart | None:
     return JobStart(int(parts[2]), parts[3], int(parts[4]))
 
 
-def request_for(job: JobRecord, home: ClusterIdentity, pool: str, *, long_name: bool = False) -> ClaimRequest:
-    """Return the claim request of a started job."""
+def request_for(
+    job: JobRecord, home: ClusterIdentity, pool: str, *, long_name: bool = False, is_private: bool = True
+) -> ClaimRequest:
+    """Return the claim request of a started job; it names no person if users must not see others' jobs."""
     assert job.order is not None
     order, start = job.order, JobStart.of(job, job.order)
     return ClaimRequest(
@@ -106,6 +109,7 @@ def request_for(job: JobRecord, home: ClusterIdentity, pool: str, *, long_name: 
         project=project_of(job),
         time_limit_s=_limit(job),
         preemptible=bool(order.signal),
+        person=job.user if not is_private and is_subject(job.user) else None,
     )
 
 
