@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from moorings.wire.errors import ExitCode
 from tests.procfs import HEARING, every_process
 from tests.pseudoterminal import Pseudoterminal
 from tests.slurm.ipus import IpuSite, ipu_site
@@ -444,7 +445,7 @@ def test_a_folder_that_is_not_there_is_why_a_run_waits(site: IpuSite, start: Sta
     before = runs(site)
     with controller_with(site, folder="away"):
         code, _, said = finish(start("--ipus", "1", "--", "true"))
-        assert code == 1
+        assert code == ExitCode.UNREACHABLE
         assert "the variables of run" in said, "no other place is private to all controllers"
         process = start("--export", "NONE", "--ipus", "1", "--", "true")
         run = one_more(site, before, lambda run: run.get("reason"))

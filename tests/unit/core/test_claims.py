@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -30,6 +30,7 @@ from moorings.core.model.claims import (
     check_new_name,
     check_owner,
     check_spec,
+    claim_spec_payload,
     digested_warn_signal,
     step,
 )
@@ -336,3 +337,9 @@ def test_the_default_signal_of_now_and_of_before_are_one_in_a_requests_digest():
     """A request with a key, sent again after an upgrade, is the same request."""
     signals = ("auto", "USR1", "TERM")
     assert [digested_warn_signal(CheckpointContract(warn_signal=each)) for each in signals] == ["USR1", "USR1", "TERM"]
+
+
+def test_the_data_of_a_specification_has_every_field() -> None:
+    """The store and the event log are written from it: a field that it lacks is forgotten by the next restart."""
+    whole = ClaimSpec(kind="ipu", size=1, machine={"cpus": 1}, person="ann")
+    assert set(claim_spec_payload(whole)) == {one.name for one in fields(ClaimSpec)}

@@ -418,4 +418,5 @@ def claim_spec_payload(spec: ClaimSpec) -> dict[str, object]:
         "lease_s": spec.lease_s,
         "queue": spec.queue,
         **({"machine": dict(spec.machine)} if spec.machine else {}),
+        **({"person": spec.person} if spec.person else {}),
     }
