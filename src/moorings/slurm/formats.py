@@ -606,10 +606,11 @@ def parse_config(answer: bytes) -> dict[str, str]:
     }
 
 
-def build_history(job: int) -> list[str]:
-    """Show an ended job in the accounting: one line, without text of the user."""
+def build_history(*jobs: int) -> list[str]:
+    """Show ended jobs in the accounting: one line each, without text of the user."""
     fields = "JobIDRaw,State,ExitCode,Submit,Start,End"
-    return ["sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={int(job)}", f"--format={fields}"]
+    ids = ",".join(str(int(job)) for job in jobs)
+    return ["sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={ids}", f"--format={fields}"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,7 @@ class PersonalJobs:
             known = self._runs
             with self._troubles.logged("runs.list"):
                 await self._exchange()
-            if self._runs <= known:  # else there are new ones, which nobody has looked for yet
+            if self._runs <= known:  # else there are new ones, which were not looked for yet
                 await asyncio.sleep(LIST_S if self._uids else IDLE_S if self._has_runs else UNKNOWN_S)
 
     async def _exchange(self) -> None:
@@ -87,7 +87,7 @@ class PersonalJobs:
             jobs = parse_jobs(await self._slurm.run_checked(build_jobs(users=uids)))
         shapes = ((job, listed_job_shape(job)) for job in jobs if job.uid in uids)
         listed = {job.job_id: shape for job, shape in shapes if shape is not None and shape.run in self._runs}
-        past = [found for order in self._lookups if (found := await self._look_up(order)) is not None]
+        past = await self._look_up()
         request = SubmittedJobsRequest(
             instance=self._instance, uids=tuple(uids), jobs=tuple(listed.values()), accounted=tuple(past)
         )
@@ -110,14 +110,17 @@ class PersonalJobs:
             for job in by_attempt.get((order.run, order.attempt, order.uid), ()):
                 await self._carry_out(order, job)
 
-    async def _look_up(self, order: JobOrderBody) -> SlurmJobShape | None:
-        """An ended job in the accounting; None: it is not there, or has not ended."""
-        number = order.job or 0
-        with contextlib.suppress(MooringsError):  # there is no accounting, or it is down
-            for past in parse_history(await self._slurm.run_checked(build_history(number))):
-                if past.job_id == number:
-                    return past_job_shape(past, order.run, order.attempt, order.uid)
-        return None
+    async def _look_up(self) -> list[SlurmJobShape]:
+        """The jobs to look up that have ended, by the accounting."""
+        orders = {order.job: order for order in self._lookups if order.job}
+        found: list[SlurmJobShape] = []
+        if orders:
+            with contextlib.suppress(MooringsError):  # there is no accounting, or it is down
+                for past in parse_history(await self._slurm.run_checked(build_history(*orders))):
+                    order = orders.get(past.job_id)
+                    shape = past_job_shape(past, order.run, order.attempt, order.uid) if order is not None else None
+                    found += [shape] if shape is not None else []
+        return found
 
     async def _carry_out(self, order: JobOrderBody, job: JobRecord) -> None:
         if order.action not in ACTIONS:
