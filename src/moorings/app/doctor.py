@@ -37,7 +37,7 @@ from moorings.app.recovery import protection_reason
 from moorings.app.settings import Settings
 from moorings.app.tls import is_loopback
 from moorings.app.wiring import read_pools
-from moorings.cli.processes import LOCK_NAME, RECORD_NAME, ControllerProcess, find_lock_holders
+from moorings.cli.processes import LOCK_NAME, ControllerProcess, find_lock_holders
 from moorings.client.keyfiles import key_problem
 from moorings.core.model.errors import MooringsError
 from moorings.doctor.findings import FAIL, PASS, SKIP, WARN, CheckStatus, Finding, failed_finding
@@ -46,6 +46,7 @@ from moorings.local.live_runs import partitions_in_use
 from moorings.local.records import RecordUnreadableError
 from moorings.pki.checks import check_tls
 from moorings.store.upgrade import HEAD
+from moorings.terminal.configuration import RECORD_NAME
 from moorings.wire.codec import encode
 
 CHECK_S = 4.0

@@ -25,14 +25,14 @@ from pathlib import Path
 
 from moorings import __version__
 from moorings.cli.examination import examine
-from moorings.cli.processes import LOG_NAME, RECORD_NAME
+from moorings.cli.processes import LOG_NAME
 from moorings.cli.redaction import REDACTED, Redaction, is_secret_name, password_of
 from moorings.client.client import Client
 from moorings.client.requests import ALL_EVENTS
 from moorings.core.model.errors import MooringsError
 from moorings.engines.environments import FOLDER as ENVIRONMENTS
 from moorings.engines.environments import FolderEnvironments
-from moorings.terminal.configuration import NAMES, credentials_file
+from moorings.terminal.configuration import NAMES, RECORD_NAME, credentials_file
 from moorings.terminal.context import CommandContext
 from moorings.wire.codec import encode
 from moorings.wire.shapes import RunBody

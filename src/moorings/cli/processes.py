@@ -25,11 +25,10 @@ from urllib.parse import urlsplit
 
 from moorings.client.error_text import format_cause
 from moorings.core.model.errors import MooringsError
-from moorings.terminal.configuration import DEFAULT_CONTEXT
+from moorings.terminal.configuration import DEFAULT_CONTEXT, RECORD_NAME
 from moorings.wire.errors import ERRORS
 
 LOG_NAME = "controller.log"
-RECORD_NAME = "controller.json"
 LOCK_NAME = "controller.lock"
 CONTROLLER_MODULE = "moorings.app.controller"
 LOG_LINES_SHOWN = 12

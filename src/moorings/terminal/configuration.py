@@ -23,6 +23,7 @@ SYSTEM_FILE = Path("/etc/moorings/client.toml")
 MACHINE_SOCKET = places.SOCKETS / places.API  # of a machine that people share
 DEFAULT_CONTEXT = "default"
 DEFAULT_SERVER = "http://127.0.0.1:8090"
+RECORD_NAME = "controller.json"  # in the data folder: the controller that 'moor up' has started
 
 _IN_CONTEXT = ("server", "project", "ca_file", "cert_file", "key_file", "server_user")
 _WITH_KEY = ("server", "access_key", "ca_file", "cert_file", "key_file", "server_user")  # in the credentials file

@@ -13,11 +13,11 @@ from moorings.cli.output import OutputFormat, render_data, render_list
 from moorings.cli.output import describe as described
 from moorings.cli.printing import make_printer, output_option, table_style
 from moorings.cli.resources import CHECKPOINTS, EVENTS, KINDS, QUOTAS, estimate_text
-from moorings.cli.slurm_submission import report_own
 from moorings.client.requests import ClaimFilter, EventFilter
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.owners import external_job_name
 from moorings.core.model.timestamps import Timestamp
+from moorings.submission.slurm_submission import report_own
 from moorings.terminal.context import CommandContext
 from moorings.terminal.text import escape_controls
 from moorings.wire.codec import encode

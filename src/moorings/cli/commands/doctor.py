@@ -71,9 +71,9 @@ def doctor(
 
 
 def _try_job(session: CommandContext, file: Path, works: str, timeout: str) -> list[Finding]:
-    from moorings.cli.commands.run import read_job
-    from moorings.cli.job_environment import choose_export, find_place
     from moorings.cli.job_trial import TrialTimes, try_job
+    from moorings.submission.job_building import read_job
+    from moorings.submission.job_environment import choose_export, find_place
 
     times = TrialTimes(parse_seconds(works), parse_seconds(timeout))
     place = find_place(session.configuration.text("server"), "local", session.environment)

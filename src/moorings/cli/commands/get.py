@@ -24,9 +24,9 @@ from moorings.cli.output import TableStyle, render_line, render_list
 from moorings.cli.printing import ResourcePrinter, make_printer, output_options
 from moorings.cli.queue_entries import QueueEntry, load_queue, select_entries, user_of
 from moorings.cli.resources import CHECKPOINTS, KINDS, QUEUE_ENTRIES, QUOTAS, ResourceKind
-from moorings.cli.slurm_submission import report_own
 from moorings.client.requests import ClaimFilter, RunFilter
 from moorings.core.model.owners import is_within
+from moorings.submission.slurm_submission import report_own
 from moorings.terminal.context import CommandContext
 from moorings.terminal.patience import make_patience
 from moorings.terminal.progress import Progress

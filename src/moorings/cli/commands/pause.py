@@ -9,10 +9,10 @@ import click
 
 from moorings.cli.command_tree import MoorCommand, NounGroup, examples, name_argument, names_argument, strip_nouns
 from moorings.cli.commands.drain import resume_devices_command
-from moorings.cli.slurm_submission import submit_own
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.quantities import duration_text
 from moorings.core.model.timestamps import seconds_between
+from moorings.submission.slurm_submission import submit_own
 from moorings.terminal.context import CommandContext
 from moorings.terminal.durations import Deadline, parse_seconds
 from moorings.terminal.following import END_WAIT_S

@@ -2,38 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
-import re
 import secrets
 import signal
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from moorings.cli.arrays import cancel_array, end_text, follow_array, worst_exit_code
 from moorings.cli.command_tree import MoorCommand, complete_names, examples
-from moorings.cli.early_checks import check_startable
 from moorings.cli.interactive import SIGHUP_EXIT, TerminalSession, check_terminal
-from moorings.cli.job_environment import (
+from moorings.client.client import Client
+from moorings.client.jobs import job_shape
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.quantities import parse_duration_s
+from moorings.submission.early_checks import check_startable
+from moorings.submission.handing_in import create_run, hand_in, without_values
+from moorings.submission.job_building import JobFlags, build_job
+from moorings.submission.job_environment import (
     JobPlace,
     choose_export,
     find_place,
-    named_variables,
-    read_env_files,
-    read_regular_text,
 )
-from moorings.cli.slurm_submission import SlurmSubmission, cancel_own
-from moorings.client import spool
-from moorings.client.client import Client
-from moorings.client.error_text import format_cause
-from moorings.client.jobs import job_shape
-from moorings.client.requests import ApiError
-from moorings.client.transport import socket_path
-from moorings.core.model.errors import MooringsError
-from moorings.core.model.quantities import parse_bytes, parse_duration_s
-from moorings.core.model.serialization import to_plain
+from moorings.submission.slurm_submission import SlurmSubmission, cancel_own
 from moorings.terminal.context import CommandContext
 from moorings.terminal.durations import Deadline
 from moorings.terminal.errors import OutputClosed, TerminalClosed
@@ -42,12 +33,9 @@ from moorings.terminal.interrupts import Interrupted, SignalsAsExceptions
 from moorings.terminal.patience import make_patience
 from moorings.terminal.progress import Progress
 from moorings.wire.shapes import RunBody, RunRequest
-from moorings.workloads.environment import BASIC, ExportRule, choose_variables, names_alone, parse_export
-from moorings.workloads.jobs import Accelerators, JobSpec, Resources, check_job, parse_job
 from moorings.workloads.runs import RunState
 
 CANCEL_PATIENCE_S = 60.0
-JOB_FILE_BYTES_MAX = 4 << 20  # its environment and command, escaped
 KEEP_S = 600.0
 
 
@@ -228,19 +216,19 @@ def run(
         raise click.UsageError("--from names a checkpoint of the run behind --resume: give both")
     request = RunRequest(job=job_shape(job), engine=engine, resume=resume, resume_from=from_)
     if dry_run:
-        return _show_job(session, _without_values(request))
+        return _show_job(session, without_values(request))
     if place is not JobPlace.ELSEWHERE:
         check_startable(job)
     if interactive and not detach:
         check_terminal()
     key = secrets.token_hex(16)
-    request = _hand_in(session, job, request)
+    request = hand_in(session, job, request)
     submission = SlurmSubmission(session, job)
     request = submission.prepare(request)
     if request.submitter is not None:  # what this command itself submits to Slurm has the values
-        request = _without_values(request)
+        request = without_values(request)
     if detach:
-        made = _create(session, request, key)
+        made = create_run(session, request, key)
         progress = Progress(session.console)
         _report_notes(progress, made)
         _submit(progress, submission, made)
@@ -255,39 +243,6 @@ def _keep_s(keep: str | None, *, interactive: bool) -> float | None:
             raise click.UsageError("--keep is about the terminal of -i: give both")
         return None
     return KEEP_S if keep is None else parse_duration_s(keep)
-
-
-def _hand_in(session: CommandContext, job: JobSpec, request: RunRequest) -> RunRequest:
-    """The request, with the job handed in where this machine is one that people share.
-
-    Raises:
-        MooringsError: ``spool.refused``, ``engine.unavailable``.
-    """
-    path = socket_path(session.client.server)
-    if path is None or request.engine != "local":
-        return request
-    return replace(_without_values(request), spool_entry=spool.hand_in(spool.submit_socket(path), to_plain(job)))
-
-
-def _without_values(request: RunRequest) -> RunRequest:
-    """The request with the names of the job's variables alone."""
-    return replace(request, job=replace(request.job, environment=names_alone(request.job.environment)))
-
-
-def _create(session: CommandContext, request: RunRequest, key: str) -> RunBody:
-    """The new run; a job that was handed in is taken back if there is none.
-
-    Raises:
-        MooringsError: as the controller says.
-    """
-    try:
-        return session.client.create_run(request, key)
-    except ApiError:
-        path = socket_path(session.client.server)
-        if path is not None and request.spool_entry is not None:
-            with contextlib.suppress(MooringsError):
-                spool.withdraw(spool.submit_socket(path), request.spool_entry)
-        raise
 
 
 def _check_arguments(
@@ -329,7 +284,7 @@ def _run_and_follow(session: CommandContext, request: RunRequest, key: str, subm
     started: RunBody | None = None
     with SignalsAsExceptions():
         try:
-            started = _create(session, request, key)
+            started = create_run(session, request, key)
             _report_notes(progress, started)
             _submit(progress, submission, started)
             if started.array is not None:
@@ -341,7 +296,7 @@ def _run_and_follow(session: CommandContext, request: RunRequest, key: str, subm
                 ended = follower.follow(started)
         except Interrupted as stop:
             # The run may have been made while the response was on its way: the same key finds it.
-            run = started or _create(session, request, key)
+            run = started or create_run(session, request, key)
             if run.array is not None:
                 return _stop_array(client, progress, stop, run.array.id)
             if stop.number == signal.SIGHUP or terminal.is_attached:
@@ -424,170 +379,3 @@ def _with_run_hint(error: MooringsError, run: RunBody) -> MooringsError:
     """``error``, with what happens to the run that was being followed."""
     hint = f"the run continues: 'moor wait {run.id}', 'moor logs -f {run.id}' or 'moor cancel {run.id}'"
     return MooringsError(error.code, f"{run.id}: {error.detail}", hint=hint, retryable=error.retryable)
-
-
-# -- flags -------------------------------------------------------------------------------------------------------------
-# A command line and a job file become one complete job; errors are found here, before any network call. The file goes
-# through ``workloads.jobs.parse_job``; the flags become the same ``JobSpec`` and pass the same checks.
-
-_FOREIGN = re.compile(r"[^A-Za-z0-9._-]+")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobFlags:
-    """The flags of ``moor run``; None where a flag is not given."""
-
-    size: int | None = None
-    kind: str | None = None
-    pool: str | None = None
-    tasks: int | None = None
-    cpus: int | None = None
-    memory: str | None = None
-    replicas: int | None = None
-    time: str | None = None
-    name: str | None = None
-    priority: int | None = None
-    project: str | None = None
-    preemptible: bool = False
-    retries: int | None = None
-    exported: str | None = None
-    after: tuple[str, ...] = ()
-    array: str | None = None
-    environment: tuple[str, ...] = ()
-    labels: tuple[str, ...] = ()
-    env_files: tuple[str, ...] = ()
-    setup: tuple[str, ...] = ()
-    workdir: str | None = None
-    image: str | None = None
-    keep_s: float | None = None
-
-
-def build_job(
-    file: str | None,
-    command: Sequence[str],
-    flags: JobFlags,
-    environment: Mapping[str, str],
-    folder: Path,
-    project: str,
-    *,
-    usual_export: str = BASIC,
-    warn: Callable[[str], None] = lambda _: None,
-) -> JobSpec:
-    """Build the job from a file, a command and flags; flags take precedence over the file.
-
-    Args:
-        file: a job file, or None.
-        command: program and arguments; empty: the file's.
-        flags: of the command line.
-        environment: the submitter's variables.
-        folder: the current folder of the command, absolute.
-        project: the project of a command without a flag for it; a file names its own.
-        usual_export: the variables that travel if neither flag nor file says it.
-        warn: gets a sentence on a variable that cannot travel, or on a file that others can read.
-
-    Raises:
-        MooringsError: ``job.invalid``, ``claim.*``, ``duration.invalid``, ``size.invalid``.
-    """
-    rule = parse_export(flags.exported) if flags.exported is not None else None
-    if file is not None:
-        job = read_job(folder / file, environment, rule, usual_export, warn)
-    else:
-        chosen = choose_variables(rule or ExportRule(usual_export), environment)
-        for sentence in chosen.dropped:
-            warn(sentence)
-        job = JobSpec(
-            name=job_name_of(command),
-            command=tuple(command),
-            workdir=str(folder),
-            environment=chosen.variables,
-            project=project,
-        )
-    if command:
-        job = replace(job, command=tuple(command))
-    given = read_env_files(flags.env_files, folder, warn) | named_variables(flags.environment, environment)
-    return check_job(_with_flags(replace(job, environment={**job.environment, **given}), flags, folder))
-
-
-def read_job(
-    path: Path,
-    environment: Mapping[str, str],
-    rule: ExportRule | None = None,
-    usual_export: str = BASIC,
-    warn: Callable[[str], None] = lambda _: None,
-) -> JobSpec:
-    """The job in a job file.
-
-    Args:
-        path: the file.
-        environment: the submitter's variables.
-        rule: which of them travel, whatever the file says.
-        usual_export: which of them, if the file says nothing.
-        warn: gets a sentence on each that cannot travel.
-
-    Raises:
-        MooringsError: ``job.invalid``, with file and line.
-    """
-    try:
-        text, _ = read_regular_text(path, JOB_FILE_BYTES_MAX)
-    except (OSError, UnicodeDecodeError) as error:
-        raise MooringsError(
-            "job.invalid",
-            f"the job file {path} cannot be read: {format_cause(error)}",
-            hint="to run a command write: moor run [flags] -- COMMAND [ARGUMENT...]",
-        ) from error
-    return parse_job(
-        text,
-        source=str(path),
-        folder=str(path.absolute().parent),
-        submitter=environment,
-        default_name=job_name_of([path.stem]),
-        export=rule,
-        usual_export=usual_export,
-        on_dropped=warn,
-    )
-
-
-def job_name_of(command: Sequence[str]) -> str:
-    """A job's name from its program: ``/usr/bin/python3`` gives ``python3``."""
-    stem = _FOREIGN.sub("-", Path(command[0]).name if command else "")[:63]
-    return stem.strip("._-") or "job"
-
-
-def _with_flags(job: JobSpec, flags: JobFlags, folder: Path) -> JobSpec:
-    wanted, needs = job.accelerators, job.resources
-    return replace(
-        job,
-        name=flags.name if flags.name is not None else job.name,
-        tasks=flags.tasks if flags.tasks is not None else job.tasks,
-        accelerators=Accelerators(
-            kind=flags.kind if flags.kind is not None else wanted.kind,
-            size=flags.size if flags.size is not None else wanted.size,
-            replicas=flags.replicas if flags.replicas is not None else wanted.replicas,
-            pool=flags.pool if flags.pool is not None else wanted.pool,
-        ),
-        resources=Resources(
-            flags.cpus if flags.cpus is not None else needs.cpus,
-            parse_bytes(flags.memory) if flags.memory is not None else needs.memory_bytes,
-            needs.nodes,
-        ),
-        time_limit_s=parse_duration_s(flags.time) if flags.time is not None else job.time_limit_s,
-        priority=flags.priority if flags.priority is not None else job.priority,
-        project=flags.project if flags.project is not None else job.project,
-        preemptible=flags.preemptible or job.preemptible,
-        retries=flags.retries if flags.retries is not None else job.retries,
-        after=flags.after or job.after,
-        array=flags.array if flags.array is not None else job.array,
-        labels={**job.labels, **_labels(flags.labels)},
-        setup=(*job.setup, *flags.setup),
-        workdir=str((folder / flags.workdir).absolute()) if flags.workdir is not None else job.workdir,
-        image=flags.image if flags.image is not None else job.image,
-        terminal_keep_s=flags.keep_s,
-    )
-
-
-def _labels(given: Sequence[str]) -> dict[str, str]:
-    pairs = [text.partition("=") for text in given]
-    for key, equals, _ in pairs:
-        if not equals:
-            raise MooringsError("label.invalid", f"--label {key[:80]!r} is not KEY=VALUE", hint="write team=nlp")
-    return {key: value for key, _, value in pairs}

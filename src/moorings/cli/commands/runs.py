@@ -17,11 +17,11 @@ from moorings.cli.command_tree import (
 )
 from moorings.cli.confirm import confirm, yes_option
 from moorings.cli.named import resolve_any, resolve_run
-from moorings.cli.slurm_submission import cancel_own, report_own
 from moorings.client.requests import RunFilter
 from moorings.core.model.claims import ClaimState
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.quantities import duration_text, join_first
+from moorings.submission.slurm_submission import cancel_own, report_own
 from moorings.terminal.context import CommandContext
 from moorings.terminal.durations import Deadline
 from moorings.terminal.following import (

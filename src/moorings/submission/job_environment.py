@@ -10,11 +10,10 @@ import stat
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from moorings.cli.processes import RECORD_NAME
 from moorings.client.error_text import format_cause
 from moorings.client.transport import socket_path
 from moorings.core.model.errors import MooringsError
-from moorings.terminal.configuration import data_folder
+from moorings.terminal.configuration import RECORD_NAME, data_folder
 from moorings.workloads.environment import ALL, BASIC, ENVIRONMENT_CHARS_MAX, NONE, parse_env_file
 
 _RECORD_BYTES_MAX = 1 << 16

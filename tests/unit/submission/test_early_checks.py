@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from moorings.cli.early_checks import check_startable
 from moorings.core.model.errors import MooringsError
+from moorings.submission.early_checks import check_startable
 from moorings.workloads.jobs import JobSpec
 
 

@@ -5,9 +5,9 @@ import os
 
 import pytest
 
-from moorings.cli.commands.run import JobFlags, build_job
-from moorings.cli.job_environment import JobPlace, choose_export, find_place
 from moorings.core.model.errors import MooringsError
+from moorings.submission.job_building import JobFlags, build_job
+from moorings.submission.job_environment import JobPlace, choose_export, find_place
 
 SHELL = {"PATH": "/bin", "HOME": "/home/ann", "TOKEN": "t", "b-c": "1"}
 SERVER = "http://127.0.0.1:8090"

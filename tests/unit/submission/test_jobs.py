@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from moorings.cli.commands.run import JobFlags, build_job, job_name_of
 from moorings.core.model.errors import MooringsError
+from moorings.submission.job_building import JobFlags, build_job, job_name_of
 from moorings.workloads.jobs import Resources
 from tests.cases import cases
 
