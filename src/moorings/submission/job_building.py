@@ -14,9 +14,10 @@ from pathlib import Path
 from moorings.client.error_text import format_cause
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.quantities import parse_bytes, parse_duration_s
+from moorings.core.model.toml_table import TomlTable
 from moorings.submission.job_environment import named_variables, read_env_files, read_regular_text
 from moorings.workloads.environment import BASIC, ExportRule, choose_variables, parse_export
-from moorings.workloads.jobs import Accelerators, JobSpec, Resources, check_job, parse_job
+from moorings.workloads.jobs import Accelerators, JobSpec, Resources, check_job, parse_job, read_job_table
 
 JOB_FILE_BYTES_MAX = 4 << 20  # its environment and command, escaped
 
@@ -53,7 +54,7 @@ class JobFlags:
 
 
 def build_job(
-    file: str | None,
+    given: str | Mapping[str, object] | None,
     command: Sequence[str],
     flags: JobFlags,
     environment: Mapping[str, str],
@@ -66,7 +67,7 @@ def build_job(
     """Build the job from a file, a command and flags; flags take precedence over the file.
 
     Args:
-        file: a job file, or None.
+        given: a job file, or the tables of one, or None.
         command: program and arguments; empty: the file's.
         flags: of the command line.
         environment: the submitter's variables.
@@ -79,8 +80,18 @@ def build_job(
         MooringsError: ``job.invalid``, ``claim.*``, ``duration.invalid``, ``size.invalid``.
     """
     rule = parse_export(flags.exported) if flags.exported is not None else None
-    if file is not None:
-        job = read_job(folder / file, environment, rule, usual_export, warn)
+    if isinstance(given, str):
+        job = read_job(folder / given, environment, rule, usual_export, warn)
+    elif given is not None:
+        job = read_job_table(
+            TomlTable.of(given, source="the job", code="job.invalid"),
+            folder=str(folder),
+            submitter=environment,
+            default_name=_usual_name(given.get("command")),
+            export=rule,
+            usual_export=usual_export,
+            on_dropped=warn,
+        )
     else:
         chosen = choose_variables(rule or ExportRule(usual_export), environment)
         for sentence in chosen.dropped:
@@ -94,8 +105,8 @@ def build_job(
         )
     if command:
         job = replace(job, command=tuple(command))
-    given = read_env_files(flags.env_files, folder, warn) | named_variables(flags.environment, environment)
-    return check_job(_with_flags(replace(job, environment={**job.environment, **given}), flags, folder))
+    further = read_env_files(flags.env_files, folder, warn) | named_variables(flags.environment, environment)
+    return check_job(_with_flags(replace(job, environment={**job.environment, **further}), flags, folder))
 
 
 def read_job(
@@ -141,6 +152,12 @@ def job_name_of(command: Sequence[str]) -> str:
     """A job's name from its program: ``/usr/bin/python3`` gives ``python3``."""
     stem = _FOREIGN.sub("-", Path(command[0]).name if command else "")[:63]
     return stem.strip("._-") or "job"
+
+
+def _usual_name(command: object) -> str:
+    """The name of a job of tables that have none: its program's."""
+    words = command.split() if isinstance(command, str) else command
+    return job_name_of([word for word in words if isinstance(word, str)] if isinstance(words, list) else ())
 
 
 def _with_flags(job: JobSpec, flags: JobFlags, folder: Path) -> JobSpec:

@@ -418,6 +418,28 @@ def parse_job(
         MooringsError: ``job.invalid`` (file and line named), or ``claim.*`` if the numbers cannot work.
     """
     top = TomlTable.parse(text, source=source, code="job.invalid")
+    return read_job_table(
+        top,
+        folder=folder,
+        submitter=submitter,
+        default_name=default_name,
+        export=export,
+        usual_export=usual_export,
+        on_dropped=on_dropped,
+    )
+
+
+def read_job_table(
+    top: TomlTable,
+    *,
+    folder: str,
+    submitter: Mapping[str, str],
+    default_name: str,
+    export: ExportRule | None,
+    usual_export: str,
+    on_dropped: Callable[[str], None],
+) -> JobSpec:
+    """The job of the top table of a job file; arguments and errors are those of ``parse_job``."""
     accelerators, resources = _accelerators(top.table("accelerators")), _resources(top.table("resources"))
     contract, directory, resume_args = _checkpoint(top.table("checkpoint"), folder)
     kubernetes = top.table("kubernetes")

@@ -103,6 +103,11 @@ class TomlTable:
             raise MooringsError(code, f"{where}: {error}", hint="the file is not valid TOML") from error
         return cls(values, source, code, _positions(text), ())
 
+    @classmethod
+    def of(cls, values: Mapping[str, object], *, source: str, code: str) -> TomlTable:
+        """The top table of values that are not from a text: errors name the source alone."""
+        return cls(values, source, code, {}, ())
+
     def location(self, key: str | None = None) -> str:
         """``file:line`` of a key of this table, or of the nearest enclosing element."""
         path: Path = self._path if key is None else (*self._path, key)
