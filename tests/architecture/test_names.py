@@ -20,6 +20,7 @@ TREES = {path.relative_to(PACKAGE): ast.parse(path.read_text()) for path in sort
 TWICE = {
     "PartitionBody": "a shape of the API and one of the proxy: both names are published in OpenAPI descriptions",
     "PartitionRequest": "as PartitionBody",
+    "Run": "for Python programs, moorings.Run is a run that they have submitted",
 }
 
 # A standard term, and the folders or files in which a class may carry it: elsewhere it would mean something else.

@@ -43,7 +43,7 @@ VALUE, EXCEPTION, FAULT = "value", "exception", "fault"  # the outcomes of a cal
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CallOutcome:
     """How one call of a function ended.
 
     Attributes:
@@ -111,7 +111,7 @@ class FunctionEntry:
         """Remove it: there is no run of it."""
         shutil.rmtree(self.path, ignore_errors=True)
 
-    def read_outcome(self, index: int, rank: int) -> Outcome | None:
+    def read_outcome(self, index: int, rank: int) -> CallOutcome | None:
         """How a call ended; None: it has not.
 
         Raises:
@@ -126,12 +126,12 @@ class FunctionEntry:
         line, _, pickled = content.partition(b"\n")
         header: Mapping[str, str] = json.loads(line)
         if header["kind"] == FAULT:
-            return Outcome(FAULT, text=header["text"])
+            return CallOutcome(FAULT, text=header["text"])
         try:
-            return Outcome(header["kind"], pickle.loads(pickled), header["text"])  # noqa: S301 - this user's own file
+            return CallOutcome(header["kind"], pickle.loads(pickled), header["text"])  # noqa: S301 - this user's own file
         except Exception as error:
             what = f"what the function returned cannot be loaded here: {type(error).__name__}: {error}"
-            return Outcome(FAULT, text="\n".join(filter(None, (what, header["text"]))))
+            return CallOutcome(FAULT, text="\n".join(filter(None, (what, header["text"]))))
 
 
 def new_entry(folder: Path) -> FunctionEntry:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Generic, TypeVar
 
 from moorings.core.model.errors import MooringsError
-from moorings.sdk.functions import EXCEPTION, FAULT, FunctionEntry, Outcome
+from moorings.sdk.functions import EXCEPTION, FAULT, CallOutcome, FunctionEntry
 from moorings.sdk.sessions import in_session
 from moorings.submission.slurm_submission import cancel_own, report_own
 from moorings.terminal.context import CommandContext
@@ -206,7 +206,7 @@ class Run(Generic[T]):
             self._ended = body
         return body
 
-    def _outcome(self, entry: FunctionEntry, body: RunBody, rank: int) -> Outcome | None:
+    def _outcome(self, entry: FunctionEntry, body: RunBody, rank: int) -> CallOutcome | None:
         """How the call of a task ended; None: its last attempt says nothing of it.
 
         An attempt removes the result of the one before when it begins. So after success there is the last one's; after
