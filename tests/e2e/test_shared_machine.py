@@ -172,6 +172,28 @@ def test_a_job_without_devices_has_its_limits(machine: SharedMachineRig) -> None
     assert (done.returncode, "it used more memory than it has" in done.stderr) == (137, True), done.stderr
 
 
+_SUBMITS = """
+import os, moorings
+run = moorings.submit(lambda word: (word, os.getuid(), os.environ["MOORINGS_DEVICES"]), "hello", ipus=2)
+print(run.result())
+found = moorings.find_run(run.id)
+print(found.result() == run.result(), found.logs() == "")
+"""
+
+
+def test_a_function_of_a_program_runs_as_its_person(machine: SharedMachineRig) -> None:
+    program = machine.root / "home/ann/submits.py"
+    program.write_text(_SUBMITS)
+    done = machine.command("ann", PYTHON, "submits.py")
+    assert done.returncode == 0, done.stderr + machine.logs()
+    value, again = done.stdout.splitlines()
+    assert value.startswith(f"('hello', {PEOPLE['ann']}, 'pod64:")
+    assert again == "True True"
+    files = list((machine.root / "home/ann/.local/state/moorings/functions").rglob("*"))
+    assert {path.lstat().st_uid for path in files} == {PEOPLE["ann"]}
+    assert {path.stat().st_mode & 0o077 for path in files if not path.is_symlink()} == {0}
+
+
 def test_what_is_left_of_a_job_ends_with_it(machine: SharedMachineRig) -> None:
     script = "setsid sh -c 'sleep 300 & sleep 300' & (setsid sleep 300 &) ; sleep 0.2; exit 3"
     done = machine.moor("bob", "run", "--ipus", "1", "--", "sh", "-c", script)

@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import pytest
 
+import moorings
 from tests.procfs import HEARING
 from tests.sampling import whole
 from tests.slurm.ipus import IpuSite, ipu_site
@@ -186,6 +188,38 @@ def test_a_job_is_its_persons(site: IpuSite, ann: Person) -> None:
     assert {path.stat().st_uid for path in (ann.runs / run["id"]).rglob("*")} == {ann.uid}
     # Others of the project read its output from the controller.
     assert output_of(site, run["id"]) == output
+
+
+SUBMITS = """
+import getpass, os, moorings
+def describe(word):
+    print("on", word, flush=True)
+    return word, getpass.getuser(), os.environ["MOORINGS_DEVICES"], os.environ["SLURM_JOB_ID"]
+def fail():
+    raise ValueError("in a job")
+run = moorings.submit(describe, "a node", engine="slurm", ipus=2, name="described")
+print(run.result(), repr(run.logs()), run.info().reference)
+print(repr(moorings.submit(fail, engine="slurm", size=0).exception()))
+stopped = moorings.submit(["sleep", "300"], engine="slurm", size=0)
+stopped.cancel()
+print(stopped.wait().state)
+"""
+
+
+def test_a_function_of_a_program_runs_in_its_persons_job(site: IpuSite, ann: Person) -> None:
+    if site.cluster.programs.chrooted:
+        pytest.skip("the nodes of this release have no Python")
+    (ann.home / "submits.py").write_text(SUBMITS)
+    packages = [Path(str(package.__file__)).parents[1] for package in (moorings, cloudpickle)]
+    path = ":".join(map(str, packages))  # the Python of the tests may be one that only root can start
+    code, output, said = finish(ann.call("/usr/bin/python3", "submits.py", PYTHONPATH=path))
+    assert code == 0, said
+    value, failure, stopped = output.splitlines()
+    job = value.rsplit(" ", 1)[1]
+    assert value == f"('a node', '{ANN}', 'pod16:0,pod16:1', '{job}') 'on a node\\n' {job}"
+    assert (failure, stopped) == ("ValueError('in a job')", "CANCELLED")
+    assert site.cluster.sacct(job)[0]["User"] == ANN
+    assert {path.lstat().st_uid for path in (ann.runs / "functions").rglob("*")} == {ann.uid}
 
 
 def test_it_says_why_it_waits_and_ctrl_c_cancels_it(site: IpuSite, ann: Person) -> None:

@@ -205,7 +205,7 @@ class _Submitting:
             self._entry.save(self._call.function, self._call.arguments, job.tasks)
         made = self._create(hand_in(session, job, request))
         for note in made.notes or ():
-            _logger.warning("%s: %s", made.id, note)
+            _logger.info("%s: %s", made.id, note)
         if note := submission.submit(made):
             _logger.info("%s", note)
         return self._runs_of(made)
