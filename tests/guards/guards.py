@@ -11,6 +11,7 @@ from tests.guards.leaving import LEAVING
 from tests.guards.lending import LENDING
 from tests.guards.lifetimes import LIVES
 from tests.guards.order import ORDER
+from tests.guards.personal import PERSONAL
 from tests.guards.privacy import PRIVACY
 from tests.guards.queued import QUEUED
 from tests.guards.secure import SECURE
@@ -24,6 +25,7 @@ GUARDS: tuple[Guard, ...] = (
     *LENDING,
     *ORDER,
     *PRIVACY,
+    *PERSONAL,
     *SECURE,
     *QUEUED,
     *VENDOR,

@@ -48,7 +48,11 @@ def test_nobody_else_can_read_it(kept, tmp_path):
     assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
 
 
-@pytest.mark.parametrize("act", [lambda kept: kept.load("slurm", ONE), lambda kept: kept.save("slurm", ONE, VALUES)])
+@pytest.mark.parametrize(
+    "act",
+    [lambda kept: kept.load("slurm", ONE), lambda kept: kept.save("slurm", ONE, VALUES)],
+    ids=("load", "save"),
+)
 def test_a_folder_that_is_away_is_not_used(kept, tmp_path, act):
     """Its disk may not be mounted: nothing is missing, and nothing is written in its place."""
     (tmp_path / "slurm").rmdir()
