@@ -26,6 +26,7 @@ from moorings.core.model.projects import ALIASES_MAX, MEMBER_CHARS_MAX, MEMBERS_
 from moorings.core.model.topology import DEVICES_MAX
 from moorings.wire.codec import to_camel_case
 from moorings.workloads.appliance import ApplianceJobType
+from moorings.workloads.arrays import ELEMENTS_MAX
 from moorings.workloads.dependencies import AFTER_MAX
 from moorings.workloads.environment import ENVIRONMENT_CHARS_MAX, SETUP_CHARS_MAX, SETUP_LINES_MAX
 from moorings.workloads.jobs import COMMAND_ARGS_MAX, COMMAND_CHARS_MAX
@@ -91,6 +92,8 @@ _BOUNDS: Mapping[tuple[str, str], object] = {
     ("ReportedFileShape", "text"): Annotated[str, Field(max_length=FILE_CHARS_MAX)],
     ("ReportedOutputShape", "data"): Annotated[str, Field(max_length=OUTPUT_CHARS_MAX)],
     ("RunReportRequest", "present"): Annotated[tuple[_Short, ...], Field(max_length=REPORTED_FILES_MAX)] | None,
+    ("RunRequest", "spool_entries"): Annotated[tuple[_Short, ...], Field(max_length=ELEMENTS_MAX)] | None,
+    ("SubmitterShape", "token_digests"): Annotated[tuple[_Short, ...], Field(max_length=ELEMENTS_MAX)] | None,
     ("SubmittedJobsRequest", "uids"): Annotated[tuple[_Whole, ...], Field(max_length=UIDS_MAX)],
     ("ShareShape", "blocks"): Annotated[
         Mapping[_SizeText, Annotated[int, Field(ge=1, le=DEVICES_MAX)]], Field(min_length=1, max_length=ENTRIES_MAX)

@@ -5,6 +5,7 @@ The daemon starts only what was handed in. The controller is given the id of the
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import time
@@ -39,13 +40,29 @@ def hand_in(path: Path, job: object) -> str:
     return str(_call(path, {"op": "spool", "job": job})["entry"])
 
 
-def withdraw(path: Path, entry: str) -> None:
-    """Take back a job that no run was made of.
+def hand_in_copies(path: Path, job: object, count: int) -> tuple[str, ...]:
+    """Hand in the job of an array once for each of its runs; returns the entries' ids. All of them, or none.
+
+    An entry is for one run. Which element that is, its supervisor finds by the id of the run.
 
     Raises:
         MooringsError: as ``hand_in``.
     """
-    _call(path, {"op": "withdraw", "entry": entry})
+    entries: list[str] = []
+    try:
+        for _ in range(count):
+            entries.append(hand_in(path, job))  # noqa: PERF401 - those before are taken back
+    except MooringsError:
+        withdraw(path, *entries)
+        raise
+    return tuple(entries)
+
+
+def withdraw(path: Path, *entries: str) -> None:
+    """Take back jobs that no run was made of; what cannot be is forgotten by the daemon after a day."""
+    for entry in entries:
+        with contextlib.suppress(MooringsError):
+            _call(path, {"op": "withdraw", "entry": entry})
 
 
 def _call(path: Path, request: Mapping[str, Any]) -> dict[str, Any]:

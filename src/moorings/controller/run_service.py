@@ -18,6 +18,7 @@ from moorings.controller.loop import TurnLoop
 from moorings.controller.personal_runs import PersonalRuns
 from moorings.controller.reasons import ReasonService, partition_of
 from moorings.controller.record_follower import RecordFollower
+from moorings.controller.run_dependencies import DependencyFinder
 from moorings.controller.views import RunView
 from moorings.core.model.access import LOCAL_OWNER_PREFIX, Caller, Ownership, Role, check_owner_access
 from moorings.core.model.claims import AUTO_SIGNAL, PRIORITY_MAX, CheckpointContract, ClaimId, digested_warn_signal
@@ -39,8 +40,8 @@ from moorings.workloads.appliance import (
     appliance_priority,
     check_appliance_priority,
 )
+from moorings.workloads.arrays import parse_array
 from moorings.workloads.checkpoints import RunCheckpoint
-from moorings.workloads.dependencies import Dependency, parse_dependency
 from moorings.workloads.jobs import JobSpec, check_job, counted_claim_spec, job_size_bytes
 from moorings.workloads.run_turn import (
     CancelRun,
@@ -66,6 +67,7 @@ from moorings.workloads.runs import (
 log = logging.getLogger("moorings.controller")
 
 _PAGE = 200
+ARRAY_TRIES = 20  # to find an array in the state that a turn finds it in: its runs end meanwhile
 _PAUSED = ENDED | {RunState.PAUSED}
 UID_MAX = (1 << 32) - 1
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -104,6 +106,7 @@ class RunService:
         self._personal = personal
         self._handed_in, self._admins_only = handed_in, admins_only
         self._follower: RecordFollower[Run] = RecordFollower(lambda run: loop.runs.by_id.get(run.id), store.get_run)
+        self._dependencies = DependencyFinder(loop, store, self._find_run)
         loop.subscribe(lambda change: self._follower.wake(change.runs, is_reload=change.is_reload))
 
     async def create_run(
@@ -117,7 +120,9 @@ class RunService:
         resume: str | None = None,
         resume_from: str | None = None,
         spool_entry: str | None = None,
+        spool_entries: tuple[str, ...] = (),
         submitter: Submitter | None = None,
+        token_digests: tuple[str, ...] = (),
     ) -> RunView:
         """A new run, or the earlier run of this caller's ``key``.
 
@@ -130,7 +135,9 @@ class RunService:
             resume: a run whose checkpoint it begins from.
             resume_from: which one, by path; None: the newest whole one.
             spool_entry: the job as its person has handed it in to this machine's root daemon; None: it was not.
+            spool_entries: of an array, those of its elements.
             submitter: the person who submits it; of no effect where the engine does.
+            token_digests: of an array, those of its elements.
 
         Raises:
             MooringsError: ``checkpoint.invalid``, ``run.unknown`` (of ``resume``, or of one that it waits for),
@@ -147,8 +154,9 @@ class RunService:
                 hint += f"; a table [{engine}] in the controller's settings adds this one"
             raise MooringsError("engine.unknown", f"there is no engine {engine[:40]!r}", hint=hint)
         notes = tuple(self._engines[engine].check_job(check_job(job)))
-        self._check_person(caller, engine, spool_entry)
-        submitter = self._check_submitter(engine, job, submitter)
+        one = (spool_entry,) if spool_entry is not None else ()
+        self._check_person(caller, engine, (*one, *spool_entries))
+        submitter = self._check_submitter(engine, job, submitter, token_digests)
         ident = RunId(self._ids.new("run" if job.appliance is None else "wsjob"))
         use = None
         if key is not None:
@@ -164,6 +172,8 @@ class RunService:
             admin = caller.role is Role.ADMIN
             job = replace(job, priority=appliance_priority(job.accelerators.kind, job.priority, is_admin=admin))
         claim = await self._claim_for(caller, engine, within)
+        if submitter is not None and job.after:
+            job = replace(job, after=await self._dependencies.find_own(caller, engine, job))
         given = CreateRun(
             id=ident,
             claim=claim,
@@ -175,7 +185,9 @@ class RunService:
             body_bytes=job_size_bytes(job),
             resume_from=await self._resume_point(caller, job, resume, resume_from),
             spool_entry=spool_entry or "",
+            spool_entries=spool_entries,
             submitter=submitter,
+            token_digests=token_digests if submitter is not None else (),
             machine=counted_claim_spec(job).machine if claim is not None and within is None else {},
         )
         run = await self._submit_new(caller, given, use)
@@ -192,7 +204,7 @@ class RunService:
         _check_order(given)
         engine, values = given.engine, given.job.environment
         # A job that was handed in has them in the spool, and one that its person submits has them there.
-        keeps = bool(values) and not given.spool_entry and given.submitter is None
+        keeps = bool(values) and not (given.spool_entry or given.spool_entries) and given.submitter is None
         if keeps:
             await asyncio.to_thread(self._environments.save, engine, given.id, values)
         try:
@@ -211,9 +223,9 @@ class RunService:
         Raises:
             MooringsError: as ``create_run``.
         """
-        tries = len(given.job.after)
+        tries = len(given.job.after) + ARRAY_TRIES
         while True:
-            given = replace(given, after=await self._dependencies(caller, given.job))
+            given = replace(given, after=await self._dependencies.find(caller, given.job))
             try:
                 run = await self._loop.submit(given, use)
             except MooringsError as error:
@@ -224,33 +236,10 @@ class RunService:
                 assert isinstance(run, Run)
                 return run
 
-    async def _dependencies(self, caller: Caller, job: JobSpec) -> tuple[Dependency, ...]:
-        """The runs that a new run waits for, by id, with the ends of those that have ended.
-
-        Raises:
-            MooringsError: ``run.unknown``, ``job.invalid``.
-        """
-        found: dict[RunId, Dependency] = {}
-        for named in map(parse_dependency, job.after):
-            run = await self._find_dependency(named.run, caller)
-            if run.id in found:
-                raise MooringsError("job.invalid", f"the job waits twice for run {run.id}", hint="name it once")
-            found[run.id] = Dependency(run.id, named.end, run.state.value if run.is_ended else "")
-        return tuple(found.values())
-
-    async def _find_dependency(self, named: str, caller: Caller) -> Run:
-        """One's own run of that name, else another that the caller sees."""
-        try:
-            return await self._find_run(named, caller, among_own=True)
-        except MooringsError as error:
-            if error.code != "run.unknown":
-                raise
-        return await self._find_run(named, caller)
-
     def _visible_to(self, caller: Caller) -> Visibility:
         return visible_to(caller, self._loop.fleet.projects)
 
-    def _check_person(self, caller: Caller, engine: str, entry: str | None) -> None:
+    def _check_person(self, caller: Caller, engine: str, entries: Sequence[str]) -> None:
         """Check that the job would be no other user's: where it must be handed in, it was, and by the caller.
 
         Raises:
@@ -260,19 +249,22 @@ class RunService:
             detail = "this controller was started by root, as root would the job run: only admins start some here"
             hint = "people share a machine with 'moor up --system'; 'moor up' as yourself is for yourself alone"
             raise MooringsError("engine.rejected", detail, hint=hint)
-        if entry is None:
+        if not entries:
             if engine in self._handed_in:
                 detail = "a job of this machine runs as its person, who must hand it in"
                 raise MooringsError("engine.rejected", detail, hint="start it on this machine with 'moor run'")
             return
         if engine not in self._handed_in:
             raise MooringsError("job.invalid", f"engine {engine} starts no job from a spool: leave spoolEntry out")
-        with contextlib.suppress(Refused):
-            if entry_uid(entry) == caller.uid:
-                return
-        raise MooringsError("owner.denied", f"{entry[:80]!r} is no job that {caller.subject} has handed in")
+        for entry in entries:
+            with contextlib.suppress(Refused):
+                if entry_uid(entry) == caller.uid:
+                    continue
+            raise MooringsError("owner.denied", f"{entry[:80]!r} is no job that {caller.subject} has handed in")
 
-    def _check_submitter(self, engine: str, job: JobSpec, submitter: Submitter | None) -> Submitter | None:
+    def _check_submitter(
+        self, engine: str, job: JobSpec, submitter: Submitter | None, digests: Sequence[str]
+    ) -> Submitter | None:
         """The person who submits a job; None: its engine does.
 
         Raises:
@@ -283,7 +275,8 @@ class RunService:
         if submitter is None:
             hint = "start it with 'moor run --engine slurm' of this release, where sbatch is installed"
             raise MooringsError("engine.rejected", "people submit their jobs to this Slurm themselves", hint=hint)
-        if not 0 < submitter.uid < UID_MAX or not _DIGEST.fullmatch(submitter.token_digest):
+        tokens = (submitter.token_digest, *digests)
+        if not 0 < submitter.uid < UID_MAX or not all(map(_DIGEST.fullmatch, tokens)):
             raise MooringsError("job.invalid", "submitter has no uid, or no digest of a token, that can be one")
         return submitter
 
@@ -711,21 +704,23 @@ def _check_order(given: CreateRun) -> None:
         MooringsError: ``job.invalid``, ``checkpoint.invalid``, ``engine.rejected``.
     """
     job = given.job
-    if not (job.after or job.array):
+    if not (job.after or job.array or given.spool_entries or given.token_digests):
         return
     if given.within or job.appliance is not None:
         detail = "a job within a claim, or of an appliance, waits for no other run and is no array"
         raise MooringsError("job.invalid", detail)
-    if given.submitter is not None:
-        detail = "a job that its person submits to Slurm waits for no other run and is no array yet"
-        raise MooringsError("engine.rejected", detail, hint="sbatch --dependency and sbatch --array do that")
     if job.array and job.terminal_keep_s is not None:
         raise MooringsError("job.invalid", "an array has no terminal")
     if job.array and given.resume_from is not None:
         raise MooringsError("checkpoint.invalid", "the elements of an array resume from no earlier run")
+    count = len(parse_array(job.array)[0]) if job.array else 0
     if job.array and given.spool_entry:
-        detail = "on a machine that people share a job is handed in for one run: no array of it can be started"
-        raise MooringsError("engine.rejected", detail, hint="start the elements one by one")
+        detail = "on a machine that people share each run of an array is handed in by itself"
+        raise MooringsError("engine.rejected", detail, hint="start it with 'moor run' of this release")
+    if any(count != len(each) for each in (given.spool_entries, given.token_digests) if each):
+        raise MooringsError("job.invalid", f"an array of {count} needs as many entries, or digests of tokens")
+    if len(set(given.spool_entries)) != len(given.spool_entries):
+        raise MooringsError("job.invalid", "each run of an array needs an entry of its own")
 
 
 def _unknown(ident: str) -> MooringsError:

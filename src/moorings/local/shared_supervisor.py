@@ -30,7 +30,7 @@ from moorings.local.records import AttemptEnd, RecordUnreadableError
 from moorings.local.run_folder import LocalRunFolder
 from moorings.local.supervisor import Supervisor
 from moorings.ports.engine import RunSubmission
-from moorings.workloads.jobs import JobSpec, check_job
+from moorings.workloads.jobs import JobSpec, check_job, element_of_run
 from moorings.workloads.runs import CANNOT_START, EndReason, EndRecord, RunId
 
 TASK_UMASK = 0o022  # of a login; the files of ours have modes of their own
@@ -105,7 +105,7 @@ def parse_submission(given: Mapping[str, Any]) -> RunSubmission:
     return RunSubmission(
         run=RunId(run),
         attempt=int(given["attempt"]),
-        job=job,
+        job=element_of_run(job, run),
         binding=binding,
         resume_from=None if chosen is None else str(chosen),
         resume_step=None if order.get("resume_step") is None else int(order["resume_step"]),

@@ -125,18 +125,22 @@ class JobShape:
 
 @dataclass(frozen=True, kw_only=True)
 class SubmitterShape:
-    """The person who submits a run to Slurm: their uid there, and the SHA-256 of the token that its reports carry."""
+    """The person who submits a run to Slurm: their uid there, and the SHA-256 of the token that its reports carry.
+
+    ``token_digests``: of an array, one for each element, by index.
+    """
 
     uid: int
     token_digest: str
+    token_digests: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest:
     """``POST /v1/runs``: start a job; within ``claim``, which stays when the run has ended, if one is named.
 
-    ``spool_entry``: the job as it was handed in to the root daemon of a machine that people share. ``submitter``: the
-    person submits it to Slurm once the run is made.
+    ``spool_entry``: the job as it was handed in to the root daemon of a machine that people share; ``spool_entries``:
+    of an array, one for each element, by index. ``submitter``: the person submits it to Slurm once the run is made.
     """
 
     job: JobShape
@@ -145,6 +149,7 @@ class RunRequest:
     resume: str | None = None
     resume_from: str | None = None
     spool_entry: str | None = None
+    spool_entries: tuple[str, ...] | None = None
     submitter: SubmitterShape | None = None
 
 

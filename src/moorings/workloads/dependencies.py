@@ -1,4 +1,7 @@
-"""Runs that wait for the ends of other runs: ``moor run --after RUN[:ok|any|failed]``.
+"""Runs that wait for the ends of other runs, or of arrays: ``moor run --after RUN[:ok|any|failed]``.
+
+An array has ended when all its runs have; it is ``ok`` if all have succeeded, else ``failed``. A dependent run that
+waits for the success of an array is cancelled as soon as one of them ends otherwise.
 
 Such a run has no claim until then: a claim that may not be served would stand in the plans of the queue, and in what
 estimates say of it. A run depends only on runs that exist, so no cycle can arise.
@@ -29,17 +32,21 @@ class AfterEnd(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Dependency:
-    """A run to wait for.
+    """A run, or an array, to wait for.
 
     Attributes:
         run: its id, or as its submitter names it.
         end: the end to wait for.
         ended: the state that it had ended in before the dependent run was submitted; empty: it had not.
+        left: of an array, how many of its runs had not ended then; 0: it is one run, or had ended.
+        has_failed: a run of the array has ended without success.
     """
 
     run: str
     end: AfterEnd = AfterEnd.OK
     ended: str = field(default="", metadata=OMIT_IF_DEFAULT)
+    left: int = field(default=0, metadata=OMIT_IF_DEFAULT)
+    has_failed: bool = field(default=False, metadata=OMIT_IF_DEFAULT)
 
     def is_met(self, *, succeeded: bool) -> bool:
         """Whether a run that has ended so is what was waited for."""
@@ -70,7 +77,7 @@ class RunHold:
         """What it waits for, as a sentence."""
         if not self.after:
             return "waits for others of its array: no more of them may ask for devices at once"
-        named = [f"run {each.run} to end ({each.end})" for each in self.after[:_NAMED]]
+        named = [f"{'array' if each.left else 'run'} {each.run} to end ({each.end})" for each in self.after[:_NAMED]]
         more = len(self.after) - len(named)
         return f"waits for {' and '.join(named)}{f' and {more} more' if more else ''}"
 

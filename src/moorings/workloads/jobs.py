@@ -314,6 +314,21 @@ def element_of(job: JobSpec, part: ArrayPart) -> JobSpec:
     return replace(job, name=element_name(job.name, part.index), environment=environment, array="")
 
 
+def element_of_run(job: JobSpec, run: str) -> JobSpec:
+    """The job of the element that a run is, by its id; of a job that is no array the job itself.
+
+    Raises:
+        ValueError: the array has no such element.
+    """
+    if not job.array:
+        return job
+    array, _, index = run.rpartition("-")
+    indexes, limit = parse_array(job.array)
+    if not array or not index.isdecimal() or int(index) not in indexes:
+        raise ValueError(f"run {run} is no element of {job.array}")
+    return element_of(job, ArrayPart(array, int(index), len(indexes), limit))
+
+
 def claim_spec_for(job: JobSpec) -> ClaimSpec:
     """The request of the job's claim: one GCD a task; replicas per GCD from the job's total.
 

@@ -26,7 +26,7 @@ from moorings.core.scheduling.turn_requests import max_priority
 from moorings.workloads import runs
 from moorings.workloads.arrays import ArrayPart, element_id, parse_array
 from moorings.workloads.checkpoints import RunCheckpoint, newest_whole, torn_newer
-from moorings.workloads.dependencies import Dependency, RunHold
+from moorings.workloads.dependencies import AfterEnd, Dependency, RunHold
 from moorings.workloads.idleness import Idleness
 from moorings.workloads.jobs import JobSpec, JobSummary, claim_spec_for, element_of, summarize_job
 from moorings.workloads.labels import apply_label_changes, check_labels
@@ -55,8 +55,9 @@ class CreateRun:
     ``resume_from``: a checkpoint of an earlier run, which its first attempt is given. ``spool_entry``: as in ``Run``.
     ``submitter``: as in ``Run``.
     ``machine``: with devices, what it needs of the controller's machine; the log has not all of a job. ``after``: the
-    runs that it waits for, by id; until they have ended there is no claim. Of an array ``id`` and ``claim`` are what
-    the ids of all elements and of their claims begin with.
+    runs that it waits for, by id; until they have ended there is no claim. Where its person submits it, the scheduler
+    waits for them, and for places in its array. Of an array ``id`` and ``claim`` are what the ids of all elements and
+    of their claims begin with; ``spool_entries`` and ``token_digests`` then have those of each element, by index.
     """
 
     id: RunId
@@ -72,6 +73,8 @@ class CreateRun:
     machine: Mapping[str, int] = field(default_factory=dict, metadata=OMIT_IF_DEFAULT)
     submitter: Submitter | None = field(default=None, metadata=OMIT_IF_DEFAULT)
     after: tuple[Dependency, ...] = field(default=(), metadata=OMIT_IF_DEFAULT)
+    spool_entries: tuple[str, ...] = field(default=(), metadata=OMIT_IF_DEFAULT)
+    token_digests: tuple[str, ...] = field(default=(), metadata=OMIT_IF_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,7 +326,8 @@ class RunTurn:
         demands: list[CreateClaim] = []
         while self._ended:
             ended = self._ended.pop(0)
-            waiting = filter(None, map(self.run, {*self._known.dependents(ended.id), *self._new_held}))
+            known = {*self._known.dependents(ended.id), *self._known.dependents(_array_of(ended))}
+            waiting = filter(None, map(self.run, {*known, *self._new_held}))
             for run in sorted(waiting, key=lambda run: (run.created_at, run.id)):  # not in the order of memory (law 9)
                 demands += self._apply_dependency(run, ended)
             if ended.job.array is not None and ended.job.array.limit:
@@ -340,17 +344,19 @@ class RunTurn:
         if run is None:
             return False
         in_limit = run.job.array is not None and run.job.array.limit > 0
-        return in_limit or bool(self._known.dependents(run.id) or self._new_held)
+        dependents = self._known.dependents(run.id) or self._known.dependents(_array_of(run))
+        return in_limit or bool(dependents or self._new_held)
 
     def _apply_dependency(self, run: Run, ended: Run) -> list[CreateClaim]:
-        found = [each for each in _hold(run) if each.run == ended.id]
-        if not found:
+        after = _hold(run)
+        if not any(each.run in (ended.id, _array_of(ended)) for each in after):
             return []
-        for each in found:
-            if not each.is_met(succeeded=ended.state is RunState.SUCCEEDED):
-                self._end(run, EndRecord(EndReason.CANCELLED, 143, detail=each.unmet_text(ended.state)))
-                return []
-        left = tuple(each for each in _hold(run) if each not in found)
+        left, unmet = self._left_after(after, ended)
+        if unmet:
+            self._end(run, EndRecord(EndReason.CANCELLED, 143, detail=unmet))
+            return []
+        if left == after:
+            return []
         if left:
             self._save(runs.with_dependencies(run, left), run)
             return []
@@ -359,6 +365,30 @@ class RunTurn:
         self._save(runs.with_dependencies(run, left), run)
         self._arrays[run.job.array.id] = run.job.array
         return []
+
+    def _left_after(self, after: Iterable[Dependency], ended: Run) -> tuple[tuple[Dependency, ...], str]:
+        """What is still to be waited for after the end of a run, and why the dependent run never starts, if so."""
+        left, succeeded = [], ended.state is RunState.SUCCEEDED
+        for each in after:
+            if each.run == ended.id:
+                if not each.is_met(succeeded=succeeded):
+                    return (), each.unmet_text(ended.state)
+            elif each.run != _array_of(ended):
+                left.append(each)
+            elif each.end is AfterEnd.OK and not succeeded:
+                return (), replace(each, run=ended.id).unmet_text(ended.state)
+            else:
+                seen = replace(each, has_failed=each.has_failed or not succeeded)
+                if self._unended(each.run) or any(_array_of(other) == each.run for other in self._ended):
+                    left.append(seen)
+                elif not seen.is_met(succeeded=not seen.has_failed):
+                    return (), seen.unmet_text(RunState.SUCCEEDED)
+        return tuple(left), ""
+
+    def _unended(self, array: str) -> int:
+        """How many runs of an array have not ended."""
+        runs = (self.run(run.id) for run in self._known.of_array(array))
+        return sum(run is not None and not run.is_ended for run in runs)
 
     def _start_elements(self, array: ArrayPart) -> list[CreateClaim]:
         """Let as many elements of an array ask for devices as its limit allows."""
@@ -484,13 +514,12 @@ class RunTurn:
             for undo in reversed(created):
                 undo()
 
-        for index in indexes:
+        for place, index in enumerate(indexes):
             part = ArrayPart(given.id, index, len(indexes), limit)
-            claim = ClaimId(element_id(given.claim, index)) if given.claim is not None else None
-            element = replace(
-                given, id=RunId(element_id(given.id, index)), claim=claim, job=element_of(given.job, part)
-            )
-            hold = RunHold(after, claim, _claim_spec(element) if claim is not None else None)
+            element = _element(given, part, place)
+            hold = None
+            if given.submitter is None:
+                hold = RunHold(after, element.claim, _claim_spec(element) if element.claim is not None else None)
             try:
                 self._create_run(element, hold, replace(summarize_job(element.job, given.body_bytes), array=part))
             except MooringsError:
@@ -546,9 +575,9 @@ class RunTurn:
         ]
 
     def _hold_of(self, given: CreateRun) -> RunHold | None:
-        """What a new run waits for; None: for no other run."""
+        """What a new run waits for; None: for no other run, or its person's scheduler waits."""
         left = self._left_of(given)
-        if not left:
+        if not left or given.submitter is not None:
             return None
         return RunHold(left, given.claim, _claim_spec(given) if given.claim is not None else None)
 
@@ -560,6 +589,12 @@ class RunTurn:
         """
         left = []
         for each in given.after:
+            if each.left:
+                if each.left != self._unended(each.run):
+                    detail = f"a run of array {each.run} has just ended"
+                    raise MooringsError("run.ended", detail, hint="try again", retryable=True)
+                left.append(each)
+                continue
             run = self.run(RunId(each.run))
             state = RunState(each.ended) if each.ended else run.state if run is not None else None
             if state is None:
@@ -951,6 +986,26 @@ def _keep_kin(kin: dict[str, dict[RunId, None]], key: str, run: Run) -> None:
         kin[key].pop(run.id, None)
         if not kin[key]:
             del kin[key]
+
+
+def _element(given: CreateRun, part: ArrayPart, place: int) -> CreateRun:
+    """The creation of one run of an array."""
+    submitter = given.submitter
+    if submitter is not None and given.token_digests:
+        submitter = replace(submitter, token_digest=given.token_digests[place])
+    return replace(
+        given,
+        id=RunId(element_id(given.id, part.index)),
+        claim=ClaimId(element_id(given.claim, part.index)) if given.claim is not None else None,
+        job=element_of(given.job, part),
+        spool_entry=given.spool_entries[place] if given.spool_entries else given.spool_entry,
+        submitter=submitter,
+    )
+
+
+def _array_of(run: Run) -> RunId:
+    """The id of a run's array; empty: it is in none."""
+    return RunId(run.job.array.id if run.job.array is not None else "")
 
 
 def _count(backlog: Backlog, before: Run | None, after: Run | None) -> None:

@@ -411,7 +411,9 @@ class PretendRuns:
         resume: str | None = None,
         resume_from: str | None = None,
         spool_entry: str | None = None,
+        spool_entries: tuple[str, ...] = (),
         submitter: Submitter | None = None,
+        token_digests: tuple[str, ...] = (),
     ) -> RunView:
         self._whole.seen.append((job, engine, key) if within is None else (job, engine, key, within))
         ident = RunId(f"run-{len(self.by_id) + 1:012}")

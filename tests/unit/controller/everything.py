@@ -331,6 +331,8 @@ class Everything(Story):
         array = self._run("sweep", size=1)
         self._turn(replace(array, job=replace(array.job, array="0-2%1")))
         self._settle()
+        last = replace(self._run("last"), after=(Dependency(array.id, AfterEnd.OK, left=3, has_failed=True),))
+        self._turn(last)
         self._turn(*(CancelRun(RunId(f"{array.id}-{index}"), "enough") for index in (2, 1)))
         self._turn(CancelRun(RunId(f"{array.id}-0"), "enough"))
         self._turn(RunStatus(RunId(f"{array.id}-0"), RunPhase.ENDED, None, EndRecord(EndReason.CANCELLED, 143)))
@@ -574,7 +576,9 @@ class Everything(Story):
             body_bytes=900,
             resume_from=CHECKPOINT,
             spool_entry="1000-0123456789abcdef0123456789abcdef",
+            spool_entries=("1000-0123456789abcdef0123456789abcdef",),
             submitter=Submitter(1000, "0" * 64),
+            token_digests=("1" * 64,),
             machine={"cpus": 4},
             after=(*(Dependency("run-before", end, "SUCCEEDED") for end in (AfterEnd.OK, AfterEnd.ANY)),),
         )

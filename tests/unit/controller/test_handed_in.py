@@ -22,7 +22,7 @@ from moorings.ports.store import Store
 from moorings.workloads.appliance import ApplianceJobType, WorkflowPart
 from moorings.workloads.jobs import JobSpec
 from moorings.workloads.run_turn import CreateRun
-from moorings.workloads.runs import RunId, Submitter
+from moorings.workloads.runs import RunId
 
 JOB = JobSpec(name="n", command=("true",), workdir="/")
 ANN = Caller("ann", Role.USER, "user/ann", "uid-61001", uid=61001)
@@ -79,28 +79,36 @@ def test_what_somebody_else_handed_in_starts_nothing(
     serve: Callable[..., RunService], caller: Caller, entry: str | None, code: str
 ) -> None:
     with pytest.raises(MooringsError) as refused:
-        serve("local")._check_person(caller, "local", entry)
+        serve("local")._check_person(caller, "local", (entry,) if entry is not None else ())
     assert refused.value.code == code
 
 
 def test_ones_own_is_taken(serve: Callable[..., RunService]) -> None:
-    serve("local")._check_person(ANN, "local", f"61001-{TAIL}")
+    serve("local")._check_person(ANN, "local", (f"61001-{TAIL}", f"61001-{TAIL[::-1]}"))
+
+
+async def test_one_strangers_entry_among_ones_own_starts_nothing(serve: Callable[..., RunService]) -> None:
+    own, strangers = f"61001-{TAIL}", f"61002-{TAIL}"
+    for one, more in ((None, (own, strangers)), (own, (strangers,)), (strangers, (own,))):
+        with pytest.raises(MooringsError) as refused:
+            await serve("local").create_run(ANN, JOB, spool_entry=one, spool_entries=more)
+        assert refused.value.code == "owner.denied"
 
 
 def test_where_nothing_is_handed_in_an_entry_is_a_mistake(serve: Callable[..., RunService]) -> None:
     with pytest.raises(MooringsError) as refused:
-        serve()._check_person(ANN, "local", f"61001-{TAIL}")
+        serve()._check_person(ANN, "local", (f"61001-{TAIL}",))
     assert refused.value.code == "job.invalid"
 
 
 def test_a_controller_that_root_has_started_runs_the_jobs_of_admins_only(serve: Callable[..., RunService]) -> None:
     service = serve(admins_only=("local",))
     with pytest.raises(MooringsError) as refused:
-        service._check_person(ANN_BY_KEY, "local", None)
+        service._check_person(ANN_BY_KEY, "local", ())
     assert refused.value.code == "engine.rejected"
     assert "moor up --system" in refused.value.hint
-    service._check_person(Caller("root", Role.ADMIN, "", "k2"), "local", None)
-    service._check_person(ANN_BY_KEY, "slurm", None)
+    service._check_person(Caller("root", Role.ADMIN, "", "k2"), "local", ())
+    service._check_person(ANN_BY_KEY, "slurm", ())
 
 
 async def test_it_is_refused_before_there_is_a_run(serve: Callable[..., RunService]) -> None:
@@ -110,7 +118,7 @@ async def test_it_is_refused_before_there_is_a_run(serve: Callable[..., RunServi
 
 
 async def test_no_array_is_made_of_a_job_that_was_handed_in_once(serve: Callable[..., RunService]) -> None:
-    with pytest.raises(MooringsError, match="no array of it can be started") as refused:
+    with pytest.raises(MooringsError, match="each run of an array is handed in by itself") as refused:
         await serve("local").create_run(ANN, replace(JOB, array="0-3"), spool_entry=f"61001-{TAIL}")
     assert refused.value.code == "engine.rejected"
 
@@ -123,8 +131,11 @@ def test_neither_arrays_nor_order_where_they_cannot_be_kept() -> None:
     for given, code in (
         (replace(usual, within=True), "job.invalid"),
         (replace(usual, job=replace(JOB, array="0-1", appliance=part)), "job.invalid"),
-        (replace(usual, submitter=Submitter(1000, "0" * 64)), "engine.rejected"),
         (replace(usual, job=replace(JOB, array="0-1", terminal_keep_s=60.0)), "job.invalid"),
+        (replace(usual, job=replace(JOB, array="0-1"), spool_entries=("1-a",)), "job.invalid"),
+        (replace(usual, job=replace(JOB, array="0-1"), spool_entries=("1-a", "1-a")), "job.invalid"),
+        (replace(usual, job=replace(JOB, array="0-1"), token_digests=("0" * 64,) * 3), "job.invalid"),
+        (replace(usual, job=JOB, token_digests=("0" * 64,)), "job.invalid"),
     ):
         with pytest.raises(MooringsError) as refused:
             _check_order(given)

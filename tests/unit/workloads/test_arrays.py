@@ -15,7 +15,7 @@ from moorings.core.model.timestamps import SECOND, Timestamp
 from moorings.testing.builders import NOW, a_job, a_run
 from moorings.workloads.arrays import ELEMENTS_MAX, ArrayPart, format_indexes, parse_array
 from moorings.workloads.dependencies import Dependency
-from moorings.workloads.jobs import JOB_NAME_CHARS_MAX, check_job
+from moorings.workloads.jobs import JOB_NAME_CHARS_MAX, check_job, element_of_run
 from moorings.workloads.run_turn import CancelRun, CreateRun, RunRegistry, RunTurn
 from moorings.workloads.runs import EndReason, EndRecord, Run, RunId, RunPhase, RunState, RunStatus
 from tests.cases import cases
@@ -144,3 +144,17 @@ def test_an_array_is_bounded_and_its_names_are_names() -> None:
 def test_indexes_are_written_in_stretches() -> None:
     assert format_indexes([1, 2, 3, 7, 9, 10]) == "1-3,7,9-10"
     assert format_indexes([]) == ""
+
+
+def test_the_element_that_a_run_is_follows_from_its_id() -> None:
+    job = a_job(array="3-5%2")
+    element = element_of_run(job, "run-7f3kq2m4xw2a-4")
+    assert (element.name, element.array) == (f"{job.name}-4", "")
+    assert element.environment == {**job.environment, **ArrayPart("run-7f3kq2m4xw2a", 4, 3, 2).variables}
+    assert element_of_run(a_job(), "run-7f3kq2m4xw2a") == a_job()
+
+
+@cases("run", ["run-7f3kq2m4xw2a-6", "run-7f3kq2m4xw2a", "4", "run-x-04x"])
+def test_a_run_that_is_none_of_the_array_is_refused(run: str) -> None:
+    with pytest.raises(ValueError, match="is no element of"):
+        element_of_run(a_job(array="3-5%2"), run)

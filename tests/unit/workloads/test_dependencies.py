@@ -13,10 +13,11 @@ from moorings.core.model.inputs import CreateClaim
 from moorings.core.model.timestamps import SECOND, Timestamp
 from moorings.testing.builders import NOW, a_claim, a_job, a_run
 from moorings.workloads.arrays import ArrayPart
+from moorings.workloads.awaited import check_own_dependency, dependency_on
 from moorings.workloads.dependencies import AFTER_MAX, AfterEnd, Dependency, RunHold, parse_dependency
 from moorings.workloads.jobs import check_job
 from moorings.workloads.run_turn import CancelRun, CreateRun, PauseRun, RunRegistry, RunRejected, RunTurn
-from moorings.workloads.runs import EndReason, EndRecord, Run, RunId, RunPhase, RunState, RunStatus
+from moorings.workloads.runs import EndReason, EndRecord, Run, RunId, RunPhase, RunState, RunStatus, Submitter
 from tests.cases import cases
 
 LATER = Timestamp(NOW + SECOND)
@@ -207,3 +208,116 @@ def test_a_claim_that_failed_is_known_before_the_queue_is_planned_if_its_run_is_
     assert now.awaited([failed, HELD[0], replace(HELD[1], state=ClaimState.LOST)]) == [failed]
     limited = replace(FIRST, job=replace(FIRST.job, array=ArrayPart("run-a", 0, 4, 2)))
     assert turn(limited).awaited([failed]) == [failed]
+
+
+# -- of arrays ---------------------------------------------------------------------------------------------------------
+
+
+def element(index: int, **more: Any) -> Run:
+    job = replace(FIRST.job, array=ArrayPart("run-a", index, 2))
+    return a_run(index, id=RunId(f"run-a-{index}"), job=job, **{"state": RunState.RUNNING, "claim": None, **more})
+
+
+@cases(
+    ("end", "codes", "starts"),
+    [
+        (AfterEnd.OK, (0, 0), True),
+        (AfterEnd.OK, (0, 3), False),
+        (AfterEnd.ANY, (3, 3), True),
+        (AfterEnd.FAILED, (3, 0), True),
+        (AfterEnd.FAILED, (0, 3), True),
+        (AfterEnd.FAILED, (0, 0), False),
+    ],
+)
+def test_a_run_waits_for_all_runs_of_an_array(end: AfterEnd, codes: tuple[int, int], *, starts: bool) -> None:
+    for at_once in (True, False):
+        check_wait_for_array(end, codes, starts=starts, at_once=at_once)
+
+
+def check_wait_for_array(end: AfterEnd, codes: tuple[int, int], *, starts: bool, at_once: bool) -> None:
+    elements = [element(0), element(1)]
+    waits = turn(*elements)
+    waits.handle_input(create(Dependency("run-a", end, left=2)))
+    assert now_of(waits).hold is not None
+    known = RunRegistry([*elements, now_of(waits)])
+    now = RunTurn(known, lambda _: None, LATER)
+    now.handle_input(ends(elements[0], codes[0]))
+    if not at_once:
+        assert now.start_dependents() == []
+        known.apply(run for run, _ in now.changed.values())
+        now = RunTurn(known, lambda _: None, LATER)
+    now.handle_input(ends(elements[1], codes[1]))
+    claims, run = now.start_dependents(), now.run(NEW)
+    assert (len(claims) == 1) is starts
+    if not starts:
+        assert run is not None
+        assert run.state is RunState.CANCELLED
+        assert run.detail.startswith("run run-a-1 is FAILED" if end is AfterEnd.OK else "run run-a is SUCCEEDED")
+
+
+def test_an_array_that_has_changed_since_is_looked_up_again() -> None:
+    now = turn(element(0), element(1))
+    with pytest.raises(MooringsError) as error:
+        now.handle_input(create(Dependency("run-a", left=1)))
+    assert (code_of(error), error.value.retryable) == ("run.ended", True)
+
+
+@cases(
+    ("states", "wanted"),
+    [
+        (("RUNNING", "SUCCEEDED"), Dependency("run-a", AfterEnd.OK, left=1)),
+        (("RUNNING", "LOST"), Dependency("run-a-1", AfterEnd.OK, "LOST")),
+        (("SUCCEEDED", "SUCCEEDED"), Dependency("run-a", AfterEnd.OK, "SUCCEEDED")),
+    ],
+)
+def test_an_array_is_waited_for_as_it_is_found(states: tuple[str, str], wanted: Dependency) -> None:
+    found = [element(index, state=RunState(state)) for index, state in enumerate(states)]
+    assert dependency_on(found, AfterEnd.OK) == wanted
+
+
+def test_the_failure_of_an_array_is_remembered() -> None:
+    found = [element(0), element(1, state=RunState.FAILED)]
+    assert dependency_on(found, AfterEnd.FAILED) == Dependency("run-a", AfterEnd.FAILED, left=1, has_failed=True)
+    assert dependency_on([FIRST], AfterEnd.ANY) == Dependency(FIRST.id, AfterEnd.ANY)
+    assert RunHold((dependency_on(found, AfterEnd.ANY),)).reason == "waits for array run-a to end (any)"
+
+
+# -- where people submit themselves ------------------------------------------------------------------------------------
+
+ANN = Submitter(1000, "0" * 64)
+
+
+def test_what_its_person_submits_is_never_held_back_here() -> None:
+    now = turn()
+    own = {"claim": None, "engine": "slurm", "submitter": ANN}
+    now.handle_input(create(Dependency(FIRST.id), **own))
+    assert now_of(now).is_unsubmitted
+    digests = ("1" * 64, "2" * 64, "3" * 64)
+    array = create(id=RunId("run-b"), job=a_job(array="0-2%1"), token_digests=digests, **own)
+    now.handle_input(array)
+    runs = [now_of(now, RunId(f"run-b-{index}")) for index in range(3)]
+    assert [run.submitter for run in runs] == [Submitter(1000, digest) for digest in digests]
+    assert all(run.is_unsubmitted for run in runs)
+    assert now.start_dependents() == []
+
+
+def test_each_run_of_an_array_has_the_entry_that_was_handed_in_for_it() -> None:
+    now = turn()
+    now.handle_input(create(job=a_job(array="3,7"), spool_entries=("1000-a", "1000-b")))
+    assert [now_of(now, RunId(f"run-new-{index}")).spool_entry for index in (3, 7)] == ["1000-a", "1000-b"]
+
+
+@cases(
+    ("each", "runs", "code"),
+    [
+        (Dependency(FIRST.id), [replace(FIRST, engine="local")], "engine.rejected"),
+        (Dependency(FIRST.id), [replace(FIRST, engine="slurm", submitter=ANN, subject="bob")], "engine.rejected"),
+        (Dependency("run-a", AfterEnd.FAILED, left=1), [], "engine.rejected"),
+        (Dependency(FIRST.id, AfterEnd.OK, "FAILED"), [], "run.never_starts"),
+    ],
+)
+def test_what_slurm_cannot_wait_for_is_refused(each: Dependency, runs: list[Run], code: str) -> None:
+    with pytest.raises(MooringsError) as error:
+        check_own_dependency(each, runs, "slurm", "ann")
+    assert code_of(error) == code
+    assert error.value.hint

@@ -59,7 +59,9 @@ async def create_run(call: RequestContext) -> Response:
         resume=request.resume,
         resume_from=request.resume_from,
         spool_entry=request.spool_entry,
+        spool_entries=request.spool_entries or (),
         submitter=submitter(request.submitter),
+        token_digests=(request.submitter.token_digests if request.submitter is not None else None) or (),
     )
     return call.respond(run_body(view), location=f"/v1/runs/{view.run.id}")
 

@@ -97,6 +97,7 @@ FIELDS: dict[tuple[str, str], tuple[str, str]] = {
     ("RunRequest", "resume"): ("an id or a name", "An earlier run: this one begins from its newest whole checkpoint."),
     ("RunRequest", "resumeFrom"): ("a path, or its last part", "Which of its checkpoints instead."),
     ("RunRequest", "spoolEntry"): ("an id", "The job as `moor run` handed it in, on a machine that people share."),
+    ("RunRequest", "spoolEntries"): ("ids", "Of an array: each element's job as it was handed in, by index."),
     ("RunRequest", "submitter"): (
         "[SubmitterShape](#submittershape)",
         "The person who submits the run to Slurm once it is made, where the controller does not.",
@@ -106,6 +107,7 @@ FIELDS: dict[tuple[str, str], tuple[str, str]] = {
         "Their uid on the cluster; a job of another user is never this run's.",
     ),
     ("SubmitterShape", "tokenDigest"): ("64 hexadecimal digits", "SHA-256 of the secret in the token of its reports."),
+    ("SubmitterShape", "tokenDigests"): ("such digests", "Of an array: the one of each element, by index."),
     ("RunReportRequest", "attempt"): ("0 or more", "Which attempt of the run."),
     ("RunReportRequest", "files"): ("[ReportedFileShape](#reportedfileshape)", "Files that are new or have changed."),
     ("RunReportRequest", "present"): ("names", "All such files; the others are there no more."),
