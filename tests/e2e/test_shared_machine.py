@@ -377,6 +377,30 @@ def test_a_crowd_and_kills_leave_nothing_and_run_nothing_twice(
         assert {path.lstat().st_uid for path in (attempt, *attempt.rglob("*"))} == {person}
 
 
+def test_the_arrays_of_two_people_are_handed_in_run_by_run(machine: SharedMachineRig) -> None:
+    script = 'id -u; echo "$MOORINGS_ARRAY_ID $SLURM_ARRAY_TASK_ID of $MOORINGS_ARRAY_SIZE"'
+    script += "; test $MOORINGS_ARRAY_INDEX -lt 5"
+    words = ("run", "--array", "3-5%2", "--size", "0", "--name", "sweep", "--", "sh", "-c", script)
+    started = {name: machine.start(name, *words) for name in ("ann", "bob")}
+    for name, process in started.items():
+        _, said = process.communicate(timeout=patient(90))
+        assert process.returncode == 1, said + machine.logs()
+        array = said.split(":")[0]
+        assert said.splitlines()[-1] == f"{array}: 1 FAILED (5), 2 SUCCEEDED"
+        runs = machine.ask(name, "get", "run", array)["items"]
+        assert [run["id"] for run in runs] == [f"{array}-{index}" for index in (3, 4, 5)]
+        output = machine.moor(name, "logs", array, "--index", "4").stdout
+        assert output == f"{PEOPLE[name]}\n{array} 4 of 3\n"
+
+
+def test_an_array_that_the_controller_refuses_is_taken_back(machine: SharedMachineRig) -> None:
+    spool = machine.root / "var/lib/moorings-jobs/spool" / str(PEOPLE["eve"])
+    before = set(spool.iterdir()) if spool.exists() else set()
+    refused = machine.moor("eve", "run", "--array", "0-3", "--ipus", "4096", "--", "true")
+    assert refused.returncode != 0
+    assert set(spool.iterdir()) == before
+
+
 def test_people_see_who_runs_and_who_waits(machine: SharedMachineRig) -> None:
     (pool,) = machine.ask("ann", "get", "pools")["items"]
     size = str(pool["devices"])

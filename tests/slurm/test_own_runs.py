@@ -424,3 +424,121 @@ def test_a_crowd_survives_kills_and_nothing_runs_twice(site: IpuSite, ann: Perso
         must = {number for ident, (whose, number) in idents.items() if whose is person and ident not in cancelled}
         assert must <= set(ran)
     assert {run_of(site, ident)["state"] for ident in idents if ident not in cancelled} == {"SUCCEEDED"}
+
+
+# -- order and arrays --------------------------------------------------------------------------------------------------
+
+
+def detached(person: Person, *words: str) -> str:
+    """The id of a run or an array of theirs that was submitted and is not waited for."""
+    return person.ask("run", "--engine", "slurm", "--detach", "--size", "0", *words).strip()
+
+
+def ended(person: Person, ident: str) -> Run:
+    """The run once it has ended; its person looks, too, as they would."""
+
+    def look() -> Run | None:
+        finish(person.moor("get", "runs"))
+        run = run_of(person.site, ident)
+        return run if run.get("endedAt") else None
+
+    return until(look, 90, what=lambda: f"{run_of(person.site, ident)}")
+
+
+def test_an_array_keeps_to_its_limit_and_each_element_is_a_job(site: IpuSite, ann: Person) -> None:
+    marks = ann.home / "marks-array"
+    marks.mkdir()
+    shutil.chown(marks, ann.name, ann.name)
+    script = (
+        f"touch {marks}/on-$MOORINGS_ARRAY_INDEX; ls {marks} | grep -c on- > {marks}/seen-$SLURM_ARRAY_TASK_ID;"
+        f" sleep 1; rm {marks}/on-$MOORINGS_ARRAY_INDEX; echo $MOORINGS_ARRAY_ID $MOORINGS_ARRAY_SIZE"
+    )
+    code, _, said = finish(ann.run("--size", "0", "--name", "sweep", "--array", "0-5%2", "--", "sh", "-c", script))
+    assert code == 0, said
+    assert "6 runs submitted as Slurm jobs" in said
+    assert "6 SUCCEEDED" in said
+    seen = [int((marks / f"seen-{index}").read_text()) for index in range(6)]
+    assert 0 < max(seen) <= 2, seen
+    runs = [run for run in site.controller.ask("GET", "/v1/runs?all=1&limit=1000")[1]["items"] if "array" in run][-6:]
+    assert len({run["reference"] for run in runs}) == 6
+    assert output_of(site, runs[3]["id"]) == f"{runs[3]['array']['id']} 6\n"
+    tokens = {json.loads((ann.runs / run["id"] / "0" / "report.json").read_text())["token"] for run in runs}
+    assert len(tokens) == 6
+    assert not list((ann.runs / "open").iterdir())
+
+
+def test_slurm_waits_for_other_runs_while_the_controller_is_away(site: IpuSite, ann: Person) -> None:
+    good = detached(ann, "--", "sh", "-c", "sleep 2")
+    bad = detached(ann, "--", "sh", "-c", "sleep 2; exit 3")
+    both = detached(ann, "--after", good, "--after", f"{bad}:failed", "--", "true")
+    last = detached(ann, "--after", f"{both}:any", "--after", f"{bad}:any", "--", "true")
+    never = detached(ann, "--after", bad, "--", "true")
+    site.controller.kill()
+    until(lambda: (ann.runs / last / "0" / "done").exists(), 90)
+    site.controller.start()
+    assert [ended(ann, ident)["state"] for ident in (good, bad, both, last)] == [
+        *("SUCCEEDED", "FAILED", "SUCCEEDED", "SUCCEEDED")
+    ]
+    run = ended(ann, never)
+    assert run["state"] == "CANCELLED"
+    assert "a run that it waited for has ended otherwise" in run["detail"]
+    done = [(ann.runs / ident / "0" / "done").stat().st_mtime for ident in (good, bad, both, last)]
+    assert max(done[:2]) <= done[2] <= done[3]
+
+
+def test_a_run_waits_for_all_of_an_array_or_is_refused_at_once(site: IpuSite, ann: Person, bob: Person) -> None:
+    array = detached(ann, "--array", "0-2", "--name", "parts", "--", "sh", "-c", "sleep $MOORINGS_ARRAY_INDEX")
+    merged = detached(ann, "--after", "parts", "--", "true")
+    assert run_of(site, merged)["job"]["after"] == [f"{array}:ok"]
+    for words, said in (
+        (["--after", f"{array}:failed"], "Slurm cannot wait until a run of array"),
+        (["--after", f"{array}-9"], "there is no run"),
+    ):
+        code, _, error = finish(ann.run("--size", "0", *words, "--", "true"))
+        assert code != 0
+        assert said in error
+    stranger = detached(bob, "--", "sleep", "30")
+    code, _, error = finish(ann.run("--size", "0", "--after", stranger, "--", "true"))
+    assert code != 0, error
+    bob.ask("cancel", stranger)
+    assert ended(ann, merged)["state"] == "SUCCEEDED"
+    assert all(ended(ann, f"{array}-{index}")["state"] == "SUCCEEDED" for index in range(3))
+    code, _, error = finish(ann.run("--size", "0", "--after", f"{array}-1:failed", "--", "true"))
+    assert "run.never_starts" in error
+    late = detached(ann, "--after", f"{array}:ok", "--", "true")  # Slurm need not know it any more
+    assert ended(ann, late)["state"] == "SUCCEEDED"
+
+
+def test_an_array_of_which_an_answer_was_lost_is_submitted_once(site: IpuSite, ann: Person) -> None:
+    """sbatch submits the third element and says nothing; the next ``moor`` finds it and submits those that wait."""
+    marks = ann.home / "marks-lost"
+    marks.mkdir()
+    shutil.chown(marks, ann.name, ann.name)
+    folder = ann.home / "bin-third"
+    folder.mkdir()
+    real = shutil.which("sbatch", path=f"{site.cluster.path_for(ann.name)}:{os.environ['PATH']}")
+    script = folder / "sbatch"
+    script.write_text(
+        f'#!/bin/sh\necho "$*" | grep -q -- "-2/0" || exec {real} "$@"\n{real} "$@" > /dev/null\n'
+        "echo 'sbatch: error: Unable to contact slurm controller (connect failure)' >&2\nexit 1\n"
+    )
+    script.chmod(0o755)
+    started = ann.moor(
+        *("run", "--engine", "slurm", "--detach", "--size", "0", "--array", "0-4%2", "--"),
+        *("sh", "-c", f"mktemp {marks}/$MOORINGS_ARRAY_INDEX.XXXXXX"),
+        PATH=f"{folder}:{site.cluster.path_for(ann.name)}:{os.environ['PATH']}",
+    )
+    code, output, said = finish(started)
+    assert code == 0, said
+    assert "2 of 5 runs submitted, then: " in said
+    assert "your next 'moor' command here submits the others" in said
+    assert all(ended(ann, f"{output.strip()}-{index}")["state"] == "SUCCEEDED" for index in range(5))
+    assert sorted(path.name.partition(".")[0] for path in marks.iterdir()) == list("01234")
+
+
+def test_an_array_is_cancelled_as_one(site: IpuSite, ann: Person) -> None:
+    array = detached(ann, "--array", "0-4%2", "--name", "stubborn", "--", "sleep", "300")
+    until(lambda: ann.ask("get", "run", f"{array}-0") and run_of(site, f"{array}-0")["state"] == "RUNNING", 60)
+    assert f"array/{array} 5 runs cancelled" in ann.ask("cancel", "stubborn")
+    assert {run_of(site, f"{array}-{index}")["state"] for index in range(5)} == {"CANCELLED"}
+    assert not site.cluster.check("squeue", "-h", "-u", ann.name).strip()

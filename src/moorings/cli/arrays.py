@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from moorings.client.requests import RunFilter
@@ -12,7 +12,7 @@ from moorings.core.model.claims import is_id
 from moorings.core.model.errors import MooringsError
 from moorings.terminal.durations import Deadline
 from moorings.terminal.following import REASON_FRESH_S, run_exit_code
-from moorings.wire.shapes import RunBody
+from moorings.wire.shapes import ArrayBody, ReasonBody, RunBody
 from moorings.workloads.arrays import format_indexes
 from moorings.workloads.runs import ENDED, RunState
 
@@ -47,27 +47,38 @@ def array_instead(client: Client, name: str, error: MooringsError) -> str:
     return named[-1].id
 
 
+def elements_instead(client: Client, name: str, error: MooringsError) -> Sequence[RunBody]:
+    """The runs of the array with that id or name, by index.
+
+    Raises:
+        MooringsError: ``error``: there is none.
+    """
+    return list_elements(client, array_instead(client, name, error))
+
+
 def list_elements(client: Client, array: str) -> Sequence[RunBody]:
     """The runs of an array, by index; those that have ended, too."""
     found = client.list_runs(RunFilter(array=array, all=True))
     return sorted(found, key=lambda run: run.array.index if run.array is not None else 0)
 
 
-def cancel_array(client: Client, array: str) -> int:
-    """Cancel all runs of an array; returns how many had not ended. The last come first: none starts meanwhile."""
-    left = [run for run in list_elements(client, array) if run.state not in ENDED]
-    for run in sorted(left, key=lambda run: run.claim is not None or run.started_at is not None):
-        client.cancel_run(run.id)
-    return len(left)
-
-
-def follow_array(client: Client, progress: Progress, array: str, limit: Deadline) -> Sequence[RunBody]:
+def follow_array(
+    client: Client, progress: Progress, array: str, limit: Deadline, report: Callable[[], None]
+) -> Sequence[RunBody]:
     """The runs of an array once all have ended; reports how many have.
+
+    Args:
+        client: asks the controller.
+        progress: shows it.
+        array: its id.
+        limit: when to give up.
+        report: tells the controller of what only this person sees of them; called every few seconds.
 
     Raises:
         MooringsError: ``wait.timeout``.
     """
     while True:
+        report()
         runs = list_elements(client, array)
         left = [run for run in runs if run.state not in ENDED]
         if not left:
@@ -89,11 +100,8 @@ def progress_text(runs: Sequence[RunBody]) -> str:
 
 def end_text(array: str, runs: Sequence[RunBody]) -> str:
     """How the runs of an array have ended, in one line."""
-    counts = Counter(run.state for run in runs)
-    texts = []
-    for state, count in sorted(counts.items()):
-        which = format_indexes(run.array.index for run in runs if run.state == state and run.array is not None)
-        texts.append(f"{count} {state}" if state == RunState.SUCCEEDED else f"{count} {state} ({which})")
+    good = f"{sum(run.state == RunState.SUCCEEDED for run in runs)} {RunState.SUCCEEDED}"
+    texts = (good if text.startswith(f"{good} (") else text for text in _state_texts(runs))
     return f"{array}: {', '.join(texts)}"
 
 
@@ -117,10 +125,78 @@ def fold_waiting(entries: Sequence[QueueEntry]) -> list[QueueEntry]:
     return folded
 
 
+def fold_elements(runs: Sequence[RunBody]) -> list[RunBody]:
+    """The runs, with those elements of an array that wait, or have ended alike, as one, in the place of the first."""
+    alike: dict[tuple[object, ...], list[RunBody]] = {}
+    for run in runs:
+        alike.setdefault(_likeness(run), []).append(run)
+    return [_fold_runs(group) if len(group) > 1 else group[0] for group in alike.values()]
+
+
+def _likeness(run: RunBody) -> tuple[object, ...]:
+    """What runs have in common that are shown as one; the id of one that is shown alone."""
+    if run.array is None or not (run.state in _WAITS or run.state in ENDED):
+        return (run.id,)
+    return (run.array.id, run.state, run.exit_code)
+
+
+def _fold_runs(elements: Sequence[RunBody]) -> RunBody:
+    first = elements[0]
+    assert first.array is not None
+    parts = [each.array for each in elements if each.array is not None]
+    return replace(first, id=first.array.id, name=_folded_name(first.name, parts), claim=None)
+
+
 def _fold(elements: Sequence[QueueEntry]) -> QueueEntry:
     first = elements[0]
     assert first.array is not None
-    indexes = format_indexes(sorted(each.array.index for each in elements if each.array is not None))
-    limit = f"%{first.array.limit}" if first.array.limit else ""
-    name = first.name.removesuffix(f"-{first.array.index}")
-    return replace(first, name=f"{name}[{indexes}{limit}]", run=first.array.id, claim=None)
+    name = _folded_name(first.name, [each.array for each in elements if each.array is not None])
+    return replace(first, name=name, run=first.array.id, claim=None)
+
+
+def _folded_name(name: str, parts: Sequence[ArrayBody]) -> str:
+    """A name for elements of an array: ``sweep[1-3%2]``; the first is called ``name``."""
+    limit = f"%{parts[0].limit}" if parts[0].limit else ""
+    return f"{name.removesuffix(f'-{parts[0].index}')}[{format_indexes(sorted(each.index for each in parts))}{limit}]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArraySummary:
+    """An array in a few lines: ``states`` says how many of its runs are in which state, and which."""
+
+    id: str
+    name: str
+    user: str
+    project: str
+    engine: str
+    size: int
+    limit: int | None
+    created_at: str
+    states: tuple[str, ...]
+    reason: ReasonBody | None
+
+
+def summarize_array(runs: Sequence[RunBody]) -> ArraySummary:
+    """An array, from all its runs by index; ``reason``: why the first that waits does."""
+    first = runs[0]
+    assert first.array is not None
+    waiting = next((run for run in runs if run.state in _WAITS), None)
+    return ArraySummary(
+        id=first.array.id,
+        name=first.name.removesuffix(f"-{first.array.index}"),
+        user=first.subject,
+        project=first.job.project,
+        engine=first.engine,
+        size=first.array.size,
+        limit=first.array.limit,
+        created_at=first.created_at,
+        states=tuple(_state_texts(runs)),
+        reason=waiting.reason if waiting is not None else None,
+    )
+
+
+def _state_texts(runs: Sequence[RunBody]) -> Iterator[str]:
+    """How many runs are in which state, and which."""
+    for state, count in sorted(Counter(run.state for run in runs).items()):
+        which = format_indexes(run.array.index for run in runs if run.state == state and run.array is not None)
+        yield f"{count} {state} ({which})"

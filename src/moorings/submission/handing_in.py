@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import replace
 
 from moorings.client import spool
 from moorings.client.requests import ApiError
 from moorings.client.transport import socket_path
-from moorings.core.model.errors import MooringsError
 from moorings.core.model.serialization import to_plain
 from moorings.terminal.context import CommandContext
 from moorings.wire.shapes import RunBody, RunRequest
+from moorings.workloads.arrays import parse_array
 from moorings.workloads.environment import names_alone
 from moorings.workloads.jobs import JobSpec
 
@@ -25,7 +24,11 @@ def hand_in(session: CommandContext, job: JobSpec, request: RunRequest) -> RunRe
     path = socket_path(session.client.server)
     if path is None or request.engine != "local":
         return request
-    return replace(without_values(request), spool_entry=spool.hand_in(spool.submit_socket(path), to_plain(job)))
+    daemon, named = spool.submit_socket(path), without_values(request)
+    if not job.array:
+        return replace(named, spool_entry=spool.hand_in(daemon, to_plain(job)))
+    count = len(parse_array(job.array)[0])
+    return replace(named, spool_entries=spool.hand_in_copies(daemon, to_plain(job), count))
 
 
 def without_values(request: RunRequest) -> RunRequest:
@@ -43,7 +46,7 @@ def create_run(session: CommandContext, request: RunRequest, key: str) -> RunBod
         return session.client.create_run(request, key)
     except ApiError:
         path = socket_path(session.client.server)
-        if path is not None and request.spool_entry is not None:
-            with contextlib.suppress(MooringsError):
-                spool.withdraw(spool.submit_socket(path), request.spool_entry)
+        if path is not None:
+            one = (request.spool_entry,) if request.spool_entry is not None else ()
+            spool.withdraw(spool.submit_socket(path), *one, *(request.spool_entries or ()))
         raise

@@ -8,18 +8,21 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from moorings.client.requests import RunFilter
 from moorings.core.model.errors import MooringsError
 from moorings.terminal.configuration import data_folder
 from moorings.terminal.context import CommandContext
-from moorings.wire.shapes import RunBody, RunReportRequest, RunRequest, SubmitterShape
+from moorings.wire.shapes import RunBody, RunReportRequest, RunRequest, SubmissionBody, SubmitterShape
+from moorings.workloads.arrays import parse_array
+from moorings.workloads.runs import ENDED
 
 if TYPE_CHECKING:
-    from moorings.slurm.personal.own_runs import OwnRuns
+    from moorings.slurm.personal.own_runs import OwnRun, OwnRuns
     from moorings.workloads.jobs import JobSpec
 
 LOOK_S = 3.0  # for one of Slurm's commands, where something else was asked for
@@ -47,7 +50,7 @@ class SlurmSubmission:
     def __init__(self, session: CommandContext, job: JobSpec) -> None:
         self._session = session
         self._job = job
-        self._secret = ""
+        self._secrets: list[str] = []
         self._own: OwnRuns | None = None
 
     def prepare(self, request: RunRequest) -> RunRequest:
@@ -63,8 +66,14 @@ class SlurmSubmission:
         own = open_own_runs(self._session)
         own.check()
         self._own = own
-        self._secret, digest = new_token()
-        return replace(request, submitter=SubmitterShape(uid=os.getuid(), token_digest=digest))
+        count = len(parse_array(self._job.array)[0]) if self._job.array else 1
+        tokens = [new_token() for _ in range(count)]
+        self._secrets = [secret for secret, _ in tokens]
+        digests = tuple(digest for _, digest in tokens)
+        submitter = SubmitterShape(
+            uid=os.getuid(), token_digest=digests[0], token_digests=digests if self._job.array else None
+        )
+        return replace(request, submitter=submitter)
 
     def submit(self, made: RunBody) -> str:
         """Submit the new run if that is ours to do; returns what to say of it, or nothing.
@@ -81,16 +90,51 @@ class SlurmSubmission:
 
         endpoint = self._session.build_endpoint()
         files = (endpoint.ca_file, endpoint.cert_file, endpoint.key_file)
+        job = replace(self._job, after=made.job.after or ())  # by id: names may be another's later
+        own = own_run(job, endpoint.server, self._secrets[0], *files)
+        if made.array is not None:
+            return self._submit_array(self._own, made.array.id, own, made.submission)
         try:
-            self._own.save(made.id, own_run(self._job, endpoint.server, self._secret, *files))
-            job = self._own.submit(made.id, made.submission)
+            self._own.save(made.id, own)
+            number = self._own.submit(self._session.client, made.id, made.submission)
         except MooringsError as error:
             if error.code in _AWAY and self._own.has(made.id):
                 return f"{made.id}: not submitted yet: {error.detail}; your next 'moor' command here submits it"
             with contextlib.suppress(MooringsError):  # Slurm will never have it
                 cancel_own(self._session, self._session.client.cancel_run(made.id))
             raise
-        return f"{made.id}: submitted as Slurm job {job}"
+        return f"{made.id}: submitted as Slurm job {number}"
+
+    def _submit_array(self, runs: OwnRuns, array: str, own: OwnRun, submission: SubmissionBody) -> str:
+        """Submit the runs of an array; what Slurm takes of them stays, whatever comes behind it.
+
+        Raises:
+            MooringsError: not even the first can be, and all are cancelled.
+        """
+        from moorings.slurm.personal.own_arrays import element_runs, submit_elements
+
+        elements = element_runs(array, own, self._secrets)
+        self._session.if_interrupted = f"{array}: not all of it is submitted; your next 'moor' command here submits it"
+        try:
+            for ident, one in elements.items():
+                runs.save(ident, one)
+            done = submit_elements(runs, self._session.client, list(elements), submission)
+            if done.error is not None and not done.jobs and done.error.code not in _AWAY:
+                raise done.error
+        except MooringsError:
+            with contextlib.suppress(MooringsError):
+                cancel_array(self._session, array)
+            raise
+        if done.error is None:
+            return f"{array}: {len(done.jobs)} runs submitted as Slurm jobs {done.jobs[0]} to {done.jobs[-1]}"
+        left = "your next 'moor' command here submits the others"
+        return f"{array}: {len(done.jobs)} of {len(elements)} runs submitted, then: {done.error.detail}; {left}"
+
+    def close(self, runs: Iterable[RunBody]) -> None:
+        """Note that runs have ended: they are reported no more."""
+        if self._own is not None:
+            for run in runs:
+                self._own.close(run.id)
 
     @contextlib.contextmanager
     def reported(self, run: str) -> Iterator[None]:
@@ -115,21 +159,32 @@ class SlurmSubmission:
                     own.report(client, [run])
 
 
-def cancel_own(session: CommandContext, run: RunBody) -> None:
-    """Cancel a run with one's own scancel, if it is this person's, and report that.
+def cancel_own(session: CommandContext, *runs: RunBody) -> None:
+    """Cancel runs with one's own scancel, as far as they are this person's, and report that.
 
     Raises:
         MooringsError: ``engine.unavailable``: Slurm cannot be reached.
     """
-    if run.engine != "slurm":
+    runs = tuple(run for run in runs if run.engine == "slurm")
+    if not runs:
         return
-    own = open_own_runs(session)
-    if (runs_folder(session) / "open" / run.id).exists():
-        own.cancel(run.id, f"cancelled by {run.subject}")
-        with contextlib.suppress(MooringsError):
-            own.report(session.client, [run.id])
-    elif run.reference is None and not own.has(run.id):
-        abandon_unsaved(session, own, run)
+    own, marks = open_own_runs(session), runs_folder(session) / "open"
+    saved = [run for run in runs if (marks / run.id).exists()]
+    idents = [run.id for run in saved]
+    own.cancel(idents, f"cancelled by {runs[0].subject}")
+    with contextlib.suppress(MooringsError):
+        own.report(session.client, idents)
+    for run in runs:
+        if run not in saved and run.reference is None and not own.has(run.id):
+            abandon_unsaved(session, own, run)
+
+
+def cancel_array(session: CommandContext, array: str) -> int:
+    """Cancel all runs of an array; returns how many had not ended. The last come first: none starts meanwhile."""
+    left = [run for run in session.client.list_runs(RunFilter(array=array, all=True)) if run.state not in ENDED]
+    last_first = sorted(left, key=lambda run: run.claim is not None or run.started_at is not None)
+    cancel_own(session, *[session.client.cancel_run(run.id) for run in last_first])
+    return len(left)
 
 
 def abandon_unsaved(session: CommandContext, own: OwnRuns, run: RunBody) -> None:
@@ -149,7 +204,7 @@ def submit_own(session: CommandContext, run: RunBody) -> None:
     if run.submission is None or not (runs_folder(session) / run.id / "run.json").exists():
         return
     own = open_own_runs(session)
-    own.submit(run.id, run.submission)
+    own.submit(session.client, run.id, run.submission)
     with contextlib.suppress(MooringsError):
         own.report(session.client, [run.id])
 

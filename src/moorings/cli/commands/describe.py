@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import click
 
+from moorings.cli.arrays import array_instead, elements_instead, summarize_array
 from moorings.cli.command_tree import NounGroup, complete_names, examples, name_argument, strip_nouns
 from moorings.cli.errors import UsageErrorWithHint
-from moorings.cli.named import resolve_any
+from moorings.cli.named import Named, resolve_any
 from moorings.cli.output import OutputFormat, render_data, render_list
 from moorings.cli.output import describe as described
 from moorings.cli.printing import make_printer, output_option, table_style
@@ -22,7 +24,7 @@ from moorings.terminal.context import CommandContext
 from moorings.terminal.text import escape_controls
 from moorings.wire.codec import encode
 from moorings.wire.shapes import API_VERSION, ExplanationBody, PoolBody, ReasonBody, RunBody
-from moorings.workloads.runs import RunState
+from moorings.workloads.runs import ENDED, RunState
 
 EVENTS_SHOWN = 20
 CHECKPOINTS_SHOWN = 5
@@ -48,7 +50,11 @@ def _describe(session: CommandContext, noun: str, name: str, output: str | None)
         body = client.project(ident)
     else:
         report_own(session)
-        body = run = client.get_run(ident)
+        try:
+            body = run = client.get_run(ident)
+        except MooringsError as error:
+            _describe_array(session, elements_instead(client, ident, error), output)
+            return
         where = EventFilter(run=run.id)
     shown = make_printer(session, output, usual="table")
     if shown.form.name != "table":
@@ -64,6 +70,16 @@ def _describe(session: CommandContext, noun: str, name: str, output: str | None)
         _show_queued(session, body)
     if where is not None:
         _show_events(session, where)
+
+
+def _describe_array(session: CommandContext, runs: Sequence[RunBody], output: str | None) -> None:
+    """Show an array in short; each of its runs has more to tell."""
+    shown = make_printer(session, output, usual="table")
+    if shown.form.name != "table":
+        shown.show_list(KINDS["run"], runs)
+        return
+    session.console.print_data(described(summarize_array(runs), session.now(), shown.look))
+    session.console.info(f"'moor describe run {runs[0].id}' shows one of them")
 
 
 def _without_checkpoints(run: RunBody) -> RunBody:
@@ -169,7 +185,7 @@ def _explain_queued(run: RunBody) -> ExplanationBody:
 
 def _explain(session: CommandContext, noun: str, ident: str, output: str | None, *, when: bool) -> None:
     shown = make_printer(session, output, usual="table")
-    run = session.client.get_run(ident) if noun == "run" else None
+    run = _run_or_waiting_element(session, ident) if noun == "run" else None
     if run is not None and run.claim is None:
         explanation = _explain_queued(run)
     else:
@@ -181,6 +197,18 @@ def _explain(session: CommandContext, noun: str, ident: str, output: str | None,
     else:
         about = "claim" if run is None or run.claim else "run"
         session.console.print_data(explanation_text(explanation, session.now(), about))
+
+
+def _run_or_waiting_element(session: CommandContext, ident: str) -> RunBody:
+    """The run of that name; of an array the first that waits, else the first that has not ended, else the last."""
+    try:
+        return session.client.get_run(ident)
+    except MooringsError as error:
+        runs = elements_instead(session.client, ident, error)
+    array = summarize_array(runs)
+    session.console.info(f"array {array.id}: {', '.join(array.states)}")
+    waiting = [run for run in runs if run.state == RunState.WAITING]
+    return (waiting or [run for run in runs if run.state not in ENDED] or runs[-1:])[0]
 
 
 _when = click.option("--when", is_flag=True, help="Also when it starts, and what would let it start now.")
@@ -205,7 +233,10 @@ def _explain_command(noun: str) -> click.Command:
 @click.pass_obj
 def _explain_any(session: CommandContext, name: str, *, when: bool, output: str | None) -> None:
     """Say why a run or a claim is where it is, by name alone."""
-    named = resolve_any(session, name, "moor explain")
+    try:
+        named = resolve_any(session, name, "moor explain")
+    except MooringsError as error:
+        named = Named("run", array_instead(session.client, name, error))
     _explain(session, named.noun, named.ident, output, when=when)
 
 

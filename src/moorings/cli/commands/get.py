@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from moorings.cli.arrays import fold_waiting
+from moorings.cli.arrays import elements_instead, fold_elements, fold_waiting
 from moorings.cli.command_tree import (
     MoorCommand,
     NounGroup,
@@ -23,7 +23,7 @@ from moorings.cli.label_selection import parse_label_selectors
 from moorings.cli.output import TableStyle, render_line, render_list
 from moorings.cli.printing import ResourcePrinter, make_printer, output_options
 from moorings.cli.queue_entries import QueueEntry, load_queue, select_entries, user_of
-from moorings.cli.resources import CHECKPOINTS, KINDS, QUEUE_ENTRIES, QUOTAS, ResourceKind
+from moorings.cli.resources import CHECKPOINTS, KINDS, QUEUE_ENTRIES, QUOTAS, RUNS, ResourceKind
 from moorings.client.requests import ClaimFilter, RunFilter
 from moorings.core.model.owners import is_within
 from moorings.submission.slurm_submission import report_own
@@ -175,6 +175,18 @@ def _get_one(session: CommandContext, noun: str, name: str) -> object:
     return found
 
 
+def _get_named(session: CommandContext, noun: str, name: str) -> object:
+    """The thing of that name; of an array its runs, as a tuple."""
+    from moorings.core.model.errors import MooringsError
+
+    try:
+        return _get_one(session, noun, name)
+    except MooringsError as error:
+        if noun != "run":
+            raise
+        return tuple(elements_instead(session.client, name, error))
+
+
 def _key_unknown_error(name: str) -> object:
     from moorings.core.model.errors import MooringsError
 
@@ -202,13 +214,14 @@ def _show(session: CommandContext, kind: ResourceKind[Any], names: Sequence[str]
         _show_queued(shown, chosen, filters)
     elif kind is CHECKPOINTS and chosen:
         _show_checkpoints(session, shown, kind, chosen)
-    elif len(chosen) == 1:
-        shown.show_one(kind, _get_one(session, kind.noun, chosen[0]))
     elif chosen:
         _show_named(shown, kind, chosen)
     else:
         where = f" in pool {filters['pool']}" if filters.get("pool") else ""
-        shown.show_list(kind, _LOADS[kind.noun][0](session, filters), where=where)
+        items = _LOADS[kind.noun][0](session, filters)
+        if kind is RUNS and shown.form.name in ("table", "wide"):
+            items = fold_elements(items)
+        shown.show_list(kind, items, where=where)
 
 
 def _show_quotas(shown: ResourcePrinter, projects: Sequence[str], filters: Filters) -> None:
@@ -239,12 +252,18 @@ def _show_named(shown: ResourcePrinter, kind: ResourceKind[Any], names: Sequence
     """Show the existing ones; the first missing one is the error, after the others were shown."""
     from moorings.core.model.errors import MooringsError
 
-    found, missing = [], None
+    found: list[Any] = []
+    missing = None
     for name in names:
         try:
-            found.append(_get_one(shown.session, kind.noun, name))
+            named = _get_named(shown.session, kind.noun, name)
         except MooringsError as error:
             missing = missing or error
+            continue
+        if len(names) == 1 and not isinstance(named, tuple):
+            shown.show_one(kind, named)
+            return
+        found += named if isinstance(named, tuple) else [named]
     if found:
         shown.show_list(kind, found)
     if missing is not None:

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import click
 
-from moorings.cli.arrays import cancel_array, end_text, follow_array, worst_exit_code
+from moorings.cli.arrays import end_text, follow_array, worst_exit_code
 from moorings.cli.command_tree import MoorCommand, complete_names, examples
 from moorings.cli.interactive import SIGHUP_EXIT, TerminalSession, check_terminal
-from moorings.client.client import Client
 from moorings.client.jobs import job_shape
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.quantities import parse_duration_s
@@ -24,7 +23,7 @@ from moorings.submission.job_environment import (
     choose_export,
     find_place,
 )
-from moorings.submission.slurm_submission import SlurmSubmission, cancel_own
+from moorings.submission.slurm_submission import SlurmSubmission, cancel_array, cancel_own, report_own
 from moorings.terminal.context import CommandContext
 from moorings.terminal.durations import Deadline
 from moorings.terminal.errors import OutputClosed, TerminalClosed
@@ -288,7 +287,7 @@ def _run_and_follow(session: CommandContext, request: RunRequest, key: str, subm
             _report_notes(progress, started)
             _submit(progress, submission, started)
             if started.array is not None:
-                return _follow_array(session, progress, started.array.id)
+                return _follow_array(session, progress, submission, started.array.id)
             client.retry_policy = make_patience(progress)
             if request.job.terminal_keep_s is not None:
                 return terminal.follow(started)
@@ -298,7 +297,7 @@ def _run_and_follow(session: CommandContext, request: RunRequest, key: str, subm
             # The run may have been made while the response was on its way: the same key finds it.
             run = started or create_run(session, request, key)
             if run.array is not None:
-                return _stop_array(client, progress, stop, run.array.id)
+                return _stop_array(session, progress, stop, run.array.id)
             if stop.number == signal.SIGHUP or terminal.is_attached:
                 return _leave(progress, terminal, run, stop.exit_code)
             return _cancel(session, progress, follower, stop, run)
@@ -322,33 +321,39 @@ def _leave(progress: Progress, terminal: TerminalSession, run: RunBody, exit_cod
     """Leave a run whose terminal was closed: it continues, as in a queue of Slurm."""
     if run.job.terminal_keep_s is not None:
         terminal.report_left(run)
+    elif run.array is not None:
+        progress.report(f"{run.array.id}: continues; 'moor wait {run.array.id}' waits for its end")
     else:
         progress.report(f"{run.id}: continues; 'moor logs -f {run.id}' shows its output, 'moor wait {run.id}' its end")
     return exit_code
 
 
-def _stop_array(client: Client, progress: Progress, stop: Interrupted, array: str) -> int:
+def _stop_array(session: CommandContext, progress: Progress, stop: Interrupted, array: str) -> int:
     """Cancel the runs of an array, wait for their ends, and exit as the signal says; a closed terminal leaves them."""
     if stop.number == signal.SIGHUP:
         progress.report(f"{array}: continues; 'moor wait {array}' waits for its end")
         return stop.exit_code
     progress.report(f"{array}: {stop.name}: cancelling; press Ctrl-C again to stop waiting")
     try:
-        cancel_array(client, array)
-        progress.report(end_text(array, follow_array(client, progress, array, Deadline(None))))
+        cancel_array(session, array)
+        progress.report(end_text(array, _ended_array(session, progress, array)))
     except Interrupted:
         progress.report(f"{array}: not waited for; 'moor wait {array}' waits for it")
     return stop.exit_code
 
 
-def _follow_array(session: CommandContext, progress: Progress, array: str) -> int:
+def _ended_array(session: CommandContext, progress: Progress, array: str) -> Sequence[RunBody]:
+    return follow_array(session.client, progress, array, Deadline(None), lambda: report_own(session))
+
+
+def _follow_array(session: CommandContext, progress: Progress, submission: SlurmSubmission, array: str) -> int:
     """Wait for the ends of all runs of an array; a signal cancels them."""
-    client = session.client
     try:
-        client.retry_policy = make_patience(progress)
-        ended = follow_array(client, progress, array, Deadline(None))
+        session.client.retry_policy = make_patience(progress)
+        ended = _ended_array(session, progress, array)
     except Interrupted as stop:
-        return _stop_array(client, progress, stop, array)
+        return _stop_array(session, progress, stop, array)
+    submission.close(ended)
     progress.report(end_text(array, ended))
     return worst_exit_code(ended)
 

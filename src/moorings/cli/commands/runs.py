@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import click
 
-from moorings.cli.arrays import array_instead, cancel_array, end_text, follow_array, worst_exit_code
+from moorings.cli.arrays import array_instead, elements_instead, end_text, follow_array, worst_exit_code
 from moorings.cli.command_tree import (
     MoorCommand,
     complete_names,
@@ -16,12 +16,13 @@ from moorings.cli.command_tree import (
     strip_nouns,
 )
 from moorings.cli.confirm import confirm, yes_option
+from moorings.cli.errors import UsageErrorWithHint
 from moorings.cli.named import resolve_any, resolve_run
 from moorings.client.requests import RunFilter
 from moorings.core.model.claims import ClaimState
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.quantities import duration_text, join_first
-from moorings.submission.slurm_submission import cancel_own, report_own
+from moorings.submission.slurm_submission import cancel_array, cancel_own, report_own
 from moorings.terminal.context import CommandContext
 from moorings.terminal.durations import Deadline
 from moorings.terminal.following import (
@@ -67,8 +68,18 @@ def logs(
     """Show the output of a run."""
     (name,) = strip_nouns("run", [name])
     name = name if index is None else f"{name}-{index}"  # as its id and its name are made
-    client, console = session.client, session.console
     report_own(session)
+    try:
+        _show_logs(session, name, follow=follow, task=task, tail=tail)
+    except MooringsError as error:
+        runs = elements_instead(session.client, name, error)
+        which = runs[0].array.index if runs[0].array is not None else 0
+        detail = f"array {name} has {len(runs)} runs, and each has an output of its own"
+        raise UsageErrorWithHint(detail, hint=f"name one: moor logs {name} --index {which}") from error
+
+
+def _show_logs(session: CommandContext, name: str, *, follow: bool, task: int | None, tail: int | None) -> None:
+    client, console = session.client, session.console
     if not follow:
         chunks = client.logs(name, task=task)
         for chunk in chunks if tail is None else last_lines(chunks, tail):
@@ -126,9 +137,7 @@ def cancel(
     for array in arrays:
         _cancel_array(session, progress, array, limit if wait else None)
     session.if_interrupted = f"not waited for; being cancelled: {', '.join(run.id for run in runs)}"
-    for run in runs:
-        if run.state not in ENDED:
-            cancel_own(session, run)
+    cancel_own(session, *(run for run in runs if run.state not in ENDED))
     for run in runs:
         ended = _wait_for_end(session, progress, run, limit) if wait else run
         session.console.print_line(f"run/{ended.id} {_cancel_text(ended)}")
@@ -137,9 +146,9 @@ def cancel(
 def _cancel_array(session: CommandContext, progress: Progress, array: str, limit: Deadline | None) -> None:
     """Cancel the runs of an array; wait for their ends unless ``limit`` is None."""
     session.if_interrupted = f"not waited for; being cancelled: {array}"
-    count = cancel_array(session.client, array)
+    count = cancel_array(session, array)
     if limit is not None:
-        follow_array(session.client, progress, array, limit)
+        follow_array(session.client, progress, array, limit, lambda: report_own(session))
     session.console.print_line(f"array/{array} {count} runs cancelled")
 
 
@@ -191,7 +200,7 @@ def wait(session: CommandContext, name: str, *, until: str | None, timeout: str 
 
 def _wait_for_array(session: CommandContext, progress: Progress, array: str, limit: Deadline) -> int:
     session.if_interrupted = f"not waited for: it goes on; 'moor wait {array}' waits again"
-    ended = follow_array(session.client, progress, array, limit)
+    ended = follow_array(session.client, progress, array, limit, lambda: report_own(session))
     progress.report(end_text(array, ended))
     return worst_exit_code(ended)
 

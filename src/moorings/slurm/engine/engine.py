@@ -103,6 +103,7 @@ class SlurmEngine(ScheduledEngine):
         clock: for waiting, and for ends without a recorded time.
         report_file: content of the file by which a job reports to a controller (``engines.node_report``); None: it does
             not.
+        dependency: the jobs that one waits for, as sbatch has it; called in a thread, when it is about to be submitted.
         is_told_of_ends: an attempt is submitted only when the controller knows that the one before has ended.
     """
 
@@ -116,12 +117,14 @@ class SlurmEngine(ScheduledEngine):
         slurm: SlurmCommands,
         clock: Clock,
         report_file: Callable[[RunSubmission], bytes | None] = lambda _: None,
+        dependency: Callable[[RunSubmission], str] = lambda _: "",
         *,
         is_told_of_ends: bool = False,
     ) -> None:
         super().__init__(clock)
         self._is_told_of_ends = is_told_of_ends
         self._report_file = report_file
+        self._dependency = dependency
         self._settings = settings
         self._folder = folder
         self._slurm = slurm
@@ -171,6 +174,7 @@ class SlurmEngine(ScheduledEngine):
         async with AsyncExitStack() as stack:
             await asyncio.to_thread(stack.enter_context, self._fence.hold_epoch(order.epoch, LOCK_WAIT_S))
             job = order.job
+            dependency = await asyncio.to_thread(self._dependency, order)
             asked = SubmittedSlurmJob(job.tasks, job.checkpoint.grace_s, job.time_limit_s)
             program = await asyncio.to_thread(self._program)
             files = build_files(order, attempt.path, self._settings.python, program, self._report_file(order))
@@ -178,7 +182,7 @@ class SlurmEngine(ScheduledEngine):
             await asyncio.to_thread(attempt.write, "asked", b"")
             try:
                 answer = await self._slurm.run_checked(
-                    build_submit(order, self._settings.target_for(job.project), attempt.path)
+                    build_submit(order, self._settings.target_for(job.project), attempt.path, dependency)
                 )
             except MooringsError as error:
                 if not error.retryable:  # Slurm refused it
@@ -350,7 +354,8 @@ class SlurmEngine(ScheduledEngine):
 
     # -- stopping ------------------------------------------------------------------------------------------------------
 
-    async def cancel(self, run: RunId, reason: str) -> None:
+    async def cancel(self, run: RunId, reason: str, listing: UserJobs | None = None) -> None:
+        """Stop a run; ``listing``: our user's jobs, if they were listed just now."""
         found = (await asyncio.to_thread(self._read_attempts, [run]))[run]
         attempt, facts = found
         if attempt is None:
@@ -363,7 +368,7 @@ class SlurmEngine(ScheduledEngine):
             await asyncio.to_thread(attempt.write_once, "cancel", " ".join(reason.split()).encode())
             if facts.submitting:
                 try:
-                    await self._stop(run, attempt, facts, await self.list_jobs())
+                    await self._stop(run, attempt, facts, listing or await self.list_jobs())
                 except MooringsError as error:
                     if error.code != "slurm.job_unknown":
                         raise _of_engine(error) from error

@@ -324,7 +324,7 @@ class PersonalSlurmEngine(ScheduledEngine):
         if awaited and facts.done is None and not self._is_settled(run, LATE_S if facts.claimed else None):
             return RunStatus(run, RunPhase.UNKNOWN)
         number = job.job_id if job is not None else facts.job or 0
-        end = JobEnd(number, job.state, job.ended_at) if job is not None else JobEnd(number, "")
+        end = JobEnd(number, job.state, job.ended_at, job.reason) if job is not None else JobEnd(number, "")
 
         def write() -> SlurmAttemptState:
             if job is not None and not facts.claimed and not facts.began:

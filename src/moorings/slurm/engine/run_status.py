@@ -45,6 +45,8 @@ class RunObservation(StrEnum):
     ENDED = "ended"  # the end is recorded
 
 
+NEVER_SATISFIED = "DependencyNeverSatisfied"
+
 _PHASES = {
     RunObservation.ABSENT: RunPhase.ABSENT,
     RunObservation.WAITING: RunPhase.STARTING,
@@ -57,11 +59,12 @@ _PHASES = {
 
 @dataclass(frozen=True, slots=True)
 class JobEnd:
-    """Slurm's record of an ended job; ``state`` is empty if Slurm has none any more."""
+    """Slurm's record of an ended job; ``state`` is empty if Slurm has none any more. ``reason``: in Slurm's words."""
 
     job_id: int
     state: str
     at: Timestamp | None = None
+    reason: str = ""
 
 
 def has_ended(facts: SlurmAttemptState) -> bool:
@@ -212,6 +215,9 @@ def _detail(
         return facts.cancel
     if ending is EndReason.TIMED_OUT and facts.asked.time_limit_s is not None:
         return f"stopped at its time limit of {duration_text(facts.asked.time_limit_s)}"
+    if ending is EndReason.CANCELLED and job is not None and job.reason == NEVER_SATISFIED:
+        detail = "a run that it waited for has ended otherwise, so it never starts"
+        return f"{detail}: job {job.job_id} is {job.state} in Slurm ({job.reason})"
     if ending in (EndReason.CANCELLED, EndReason.TIMED_OUT):
         return f"job {job.job_id} is {job.state} in Slurm" if job is not None else "stopped in Slurm"
     if ending is EndReason.LOST:

@@ -126,13 +126,14 @@ def parse_run_comment(comment: str) -> tuple[RunId, int] | None:
     return (RunId(found[1]), int(found[2])) if found is not None else None
 
 
-def build_submit(order: RunSubmission, place: SubmitTarget, attempt: Path) -> list[str]:
+def build_submit(order: RunSubmission, place: SubmitTarget, attempt: Path, dependency: str = "") -> list[str]:
     """Return the command that submits a run.
 
     Args:
         order: the checked submission.
         place: account, partition and QOS.
         attempt: the folder of this attempt, absolute.
+        dependency: the jobs that it waits for, as sbatch has it; empty: none.
     """
     job, contract = order.job, order.job.checkpoint
     words = [
@@ -157,6 +158,8 @@ def build_submit(order: RunSubmission, place: SubmitTarget, attempt: Path) -> li
         words.append(f"--signal=B:USR1@{early_s}")
     if job.priority < 0:
         words.append(f"--nice={_nice(job)}")
+    if dependency:  # a job that can never start ends at once, whatever the cluster's own setting
+        words += [f"--dependency={dependency}", "--kill-on-invalid-dep=yes"]
     named = {"account": place.account, "partition": place.partition, "qos": place.qos}
     return [*words, *(f"--{key}={value}" for key, value in named.items() if value), f"{attempt}/batch.sh"]
 

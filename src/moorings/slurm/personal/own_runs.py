@@ -24,7 +24,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -45,6 +45,7 @@ from moorings.slurm.engine.run_folder import SlurmAttempt, SlurmRunFolder
 from moorings.slurm.engine.settings import DEFAULT_PYTHON, RUNS_FOLDER, SlurmEngineSettings, SubmitTarget
 from moorings.slurm.engine.submission import parse_run_comment
 from moorings.slurm.formats import JobRecord, build_jobs, parse_jobs
+from moorings.slurm.personal.awaited_jobs import AwaitedJobs
 from moorings.slurm.personal.run_jobs import listed_job_shape, past_job_shape
 from moorings.wire.codec import decode, parse_time
 from moorings.wire.shapes import RunReportBody, RunReportRequest, SlurmJobShape, SubmissionBody
@@ -67,6 +68,7 @@ class OwnRun:
         server: the address of its controller.
         token: of its reports, without the prefix; empty: it reports nothing from its nodes.
         ca_file, cert_file, key_file: as in ``ReportSettings``.
+        earlier: the run of its array that must have ended before it starts; empty: none.
     """
 
     job: JobSpec
@@ -75,6 +77,7 @@ class OwnRun:
     ca_file: str = ""
     cert_file: str = ""
     key_file: str = ""
+    earlier: str = ""
 
 
 class WallTime:
@@ -106,6 +109,7 @@ class OwnRuns:
     def __init__(self, folder: Path, slurm: SlurmCommands) -> None:
         self._folder = folder
         self._slurm = slurm
+        self._awaited: AwaitedJobs | None = None
 
     def check(self) -> None:
         """Raise if no run can be submitted from here.
@@ -164,11 +168,16 @@ class OwnRuns:
                 "engine.unavailable", detail, hint="MOORINGS_SLURM_RUNS names another folder"
             ) from error
 
-    def submit(self, run: str, submission: SubmissionBody) -> int:
+    def submit(self, client: Client, run: str, submission: SubmissionBody) -> int:
         """Submit an attempt of a run, unless it was; returns the id of its job.
 
+        Args:
+            client: asks the controller how runs that it waits for have ended.
+            run: its id.
+            submission: where it goes.
+
         Raises:
-            MooringsError: ``engine.rejected``: Slurm refuses it; ``engine.unavailable``.
+            MooringsError: ``engine.rejected``: Slurm refuses it; ``run.never_starts``; ``engine.unavailable``.
         """
         own = self._read(run)
         given = submission
@@ -183,35 +192,52 @@ class OwnRuns:
             resume_since=parse_time(given.resume_since) if given.resume_since is not None else None,
         )
         target = SubmitTarget(given.account, given.partition, given.qos)
-        engine = self._engine(own, target, given.python)
+        engine = self._engine(own, target, given.python, lambda _: self._dependency(client, run, own))
         job = int(asyncio.run(engine.submit(order)))
         if (self._folder / run / "abandoned").exists():  # another moor has cancelled it meanwhile
             asyncio.run(engine.cancel(RunId(run), "cancelled before it was submitted"))
         return job
 
-    def cancel(self, run: str, reason: str) -> bool:
-        """Cancel the job of a run with one's own scancel; returns whether there may be one.
+    def _dependency(self, client: Client, run: str, own: OwnRun) -> str:
+        """What a run waits for, as sbatch has it; empty once an attempt of it has begun."""
+        folder = SlurmRunFolder.find(self._folder, RunId(run))
+        has_begun = folder is not None and any(folder.path.glob("*/claimed"))
+        if has_begun or not (own.job.after or own.earlier):
+            return ""
+        if self._awaited is None:
+            engine = self._engine(own)
+            self._awaited = AwaitedJobs(client, self._job_of, lambda: asyncio.run(engine.list_jobs()).by_id)
+        return self._awaited.dependency(own.job.after, own.earlier)
+
+    def _job_of(self, run: str) -> int | None:
+        """The job of a run's newest attempt; None: it was not submitted from here, or that is not known."""
+        attempt = self._newest(run)
+        return attempt.read_state().job if attempt is not None else None
+
+    def cancel(self, runs: Sequence[str], reason: str) -> None:
+        """Cancel the jobs of runs with one's own scancel.
 
         Raises:
             MooringsError: ``engine.unavailable``.
         """
-        own = self._read(run)
-        engine = self._engine(own)
-        write_atomically(self._folder / run / "abandoned", b"")
+        if not runs:
+            return
+        engine = self._engine(self._read(runs[0]))
+        for run in runs:  # before Slurm is asked: what another moor submits later, that one cancels
+            write_atomically(self._folder / run / "abandoned", b"")
 
-        async def stop() -> bool:
-            await engine.cancel(RunId(run), reason)
-            attempt = self._newest(run)
-            facts = attempt.read_state() if attempt is not None else None
+        async def stop() -> None:
             listing = await engine.list_jobs()
-            return facts is not None and (
-                facts.job is not None or await engine.find_job(RunId(run), listing) is not None
-            )
+            for run in runs:
+                await engine.cancel(RunId(run), reason, listing)
+                attempt = self._newest(run)
+                facts = attempt.read_state() if attempt is not None else None
+                if facts is not None and (
+                    facts.job is not None or await engine.find_job(RunId(run), listing) is not None
+                ):
+                    (self._folder / run / "abandoned").unlink(missing_ok=True)
 
-        submitted = asyncio.run(stop())
-        if submitted:
-            (self._folder / run / "abandoned").unlink(missing_ok=True)
-        return submitted
+        asyncio.run(stop())
 
     def report(self, client: Client, runs: Sequence[str]) -> dict[str, str]:
         """Report on runs to their controller, with what Slurm shows; returns the state of each that it knows.
@@ -265,15 +291,25 @@ class OwnRuns:
                     raise
                 body = client.get_run(run)  # it has another attempt by now
                 if body.submission is not None and attempt.number < body.submission.attempt:
-                    self.submit(run, body.submission)
+                    self._submit_late(client, run, body.submission)
                 return body.state
         if answer.state in ENDED:
             self.close(run)
         elif answer.state == RunState.WAITING and job is None and not is_abandoned:
             body = client.get_run(run)
             if body.submission is not None and (attempt is None or attempt.number <= body.submission.attempt):
-                self.submit(run, body.submission)
+                self._submit_late(client, run, body.submission)
         return answer.state
+
+    def _submit_late(self, client: Client, run: str, submission: SubmissionBody) -> None:
+        """Submit a run that waits for it; one that can never start is cancelled."""
+        try:
+            self.submit(client, run, submission)
+        except MooringsError as error:
+            if error.code != "run.never_starts":
+                raise
+            client.cancel_run(run)
+            self.cancel([run], error.detail)
 
     def _send(
         self, client: Client, run: str, attempt: SlurmAttempt, job: SlurmJobShape | None, *, is_abandoned: bool
@@ -317,7 +353,13 @@ class OwnRuns:
                 found[run] = shape
         return found
 
-    def _engine(self, own: OwnRun, target: SubmitTarget = SubmitTarget(), python: str = "") -> SlurmEngine:  # noqa: B008 - a value
+    def _engine(
+        self,
+        own: OwnRun,
+        target: SubmitTarget = SubmitTarget(),  # noqa: B008 - a value
+        python: str = "",
+        dependency: Callable[[RunSubmission], str] = lambda _: "",
+    ) -> SlurmEngine:
         settings = SlurmEngineSettings(python=_trusted_python(python), projects={own.job.project: target})
 
         def report_file(order: RunSubmission) -> bytes | None:
@@ -337,7 +379,8 @@ class OwnRuns:
                 )
             )
 
-        return SlurmEngine(settings, self._folder, self._slurm, WallTime(), report_file, is_told_of_ends=True)
+        clock = WallTime()
+        return SlurmEngine(settings, self._folder, self._slurm, clock, report_file, dependency, is_told_of_ends=True)
 
     def _read(self, run: str) -> OwnRun:
         try:
