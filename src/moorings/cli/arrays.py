@@ -129,11 +129,11 @@ def fold_elements(runs: Sequence[RunBody]) -> list[RunBody]:
     """The runs, with those elements of an array that wait, or have ended alike, as one, in the place of the first."""
     alike: dict[tuple[object, ...], list[RunBody]] = {}
     for run in runs:
-        alike.setdefault(_likeness(run), []).append(run)
+        alike.setdefault(_fold_key(run), []).append(run)
     return [_fold_runs(group) if len(group) > 1 else group[0] for group in alike.values()]
 
 
-def _likeness(run: RunBody) -> tuple[object, ...]:
+def _fold_key(run: RunBody) -> tuple[object, ...]:
     """What runs have in common that are shown as one; the id of one that is shown alone."""
     if run.array is None or not (run.state in _WAITS or run.state in ENDED):
         return (run.id,)

@@ -77,7 +77,7 @@ def test_a_job_that_can_never_start_is_to_end_at_once() -> None:
 
 
 @cases(
-    ("indexes", "earlier"),
+    ("indexes", "predecessor"),
     [
         ("0-3", ["", "", "", ""]),
         ("0-4%2", ["", "", "run-a-0", "run-a-1", "run-a-2"]),
@@ -85,12 +85,12 @@ def test_a_job_that_can_never_start_is_to_end_at_once() -> None:
         ("0-1%8", ["", ""]),
     ],
 )
-def test_each_element_waits_for_the_one_that_many_places_before(indexes: str, earlier: list[str]) -> None:
+def test_each_element_waits_for_the_one_that_many_places_before(indexes: str, predecessor: list[str]) -> None:
     own = OwnRun(a_job(array=indexes), "http://127.0.0.1:1", "")
-    made = element_runs("run-a", own, [str(place) for place in range(len(earlier))])
-    assert [run.earlier for run in made.values()] == earlier
-    assert [run.token for run in made.values()] == [str(place) for place in range(len(earlier))]
-    assert [run.job.environment["MOORINGS_ARRAY_ID"] for run in made.values()] == ["run-a"] * len(earlier)
+    made = element_runs("run-a", own, [str(place) for place in range(len(predecessor))])
+    assert [run.predecessor for run in made.values()] == predecessor
+    assert [run.token for run in made.values()] == [str(place) for place in range(len(predecessor))]
+    assert [run.job.environment["MOORINGS_ARRAY_ID"] for run in made.values()] == ["run-a"] * len(predecessor)
     assert [ident.removeprefix("run-a-") for ident in made] == [
         run.job.environment["SLURM_ARRAY_TASK_ID"] for run in made.values()
     ]

@@ -94,12 +94,12 @@ class AwaitedJobs:
         self._list_jobs = list_jobs
         self._kept: dict[str, tuple[float, object]] = {}
 
-    def dependency(self, after: Sequence[str], earlier: str) -> str:
+    def dependency(self, after: Sequence[str], predecessor: str) -> str:
         """The value of ``--dependency`` of a run.
 
         Args:
             after: what its job waits for, by id.
-            earlier: the run of its array that must have ended before; empty: none.
+            predecessor: the run of its array that must have ended before; empty: none.
 
         Raises:
             MooringsError: as ``build_dependency``; ``controller.unreachable``, ``slurm.*``.
@@ -107,12 +107,12 @@ class AwaitedJobs:
         found: list[AwaitedJob] = []
         for each in map(parse_dependency, after):
             found += [self._look_up(Dependency(run.id, each.end), run) for run in self._runs(each.run)]
-        if earlier:
-            found += self._earlier(earlier)
+        if predecessor:
+            found += self._predecessor(predecessor)
         return build_dependency(found)
 
-    def _earlier(self, ident: str) -> list[AwaitedJob]:
-        """The earlier run of an array. Any end of it will do, so Slurm may be given its job without asking about it."""
+    def _predecessor(self, ident: str) -> list[AwaitedJob]:
+        """The predecessor of a run in its array: any end of it will do, so Slurm gets its job without a look."""
         after, job = Dependency(ident, AfterEnd.ANY), self._job_of(ident)
         if job is not None:
             return [AwaitedJob(after, job=job, is_live=True)]

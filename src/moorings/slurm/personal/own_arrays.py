@@ -42,11 +42,11 @@ def element_runs(array: str, own: OwnRun, tokens: Sequence[str]) -> dict[str, Ow
     """
     indexes, limit = parse_array(own.job.array)
     idents = [element_id(array, index) for index in indexes]
-    earlier = [""] * min(limit, len(idents)) + idents if limit else [""] * len(idents)
+    predecessors = [""] * min(limit, len(idents)) + idents if limit else [""] * len(idents)
     made = {}
-    for index, ident, before, token in zip(indexes, idents, earlier, tokens, strict=False):
+    for index, ident, before, token in zip(indexes, idents, predecessors, tokens, strict=False):
         part = ArrayPart(array, index, len(indexes), limit)
-        made[ident] = replace(own, job=element_of(own.job, part), token=token, earlier=before)
+        made[ident] = replace(own, job=element_of(own.job, part), token=token, predecessor=before)
     return made
 
 

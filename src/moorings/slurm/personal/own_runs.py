@@ -68,7 +68,7 @@ class OwnRun:
         server: the address of its controller.
         token: of its reports, without the prefix; empty: it reports nothing from its nodes.
         ca_file, cert_file, key_file: as in ``ReportSettings``.
-        earlier: the run of its array that must have ended before it starts; empty: none.
+        predecessor: the run of its array that must have ended before it starts; empty: none.
     """
 
     job: JobSpec
@@ -77,7 +77,7 @@ class OwnRun:
     ca_file: str = ""
     cert_file: str = ""
     key_file: str = ""
-    earlier: str = ""
+    predecessor: str = ""
 
 
 class WallTime:
@@ -202,12 +202,12 @@ class OwnRuns:
         """What a run waits for, as sbatch has it; empty once an attempt of it has begun."""
         folder = SlurmRunFolder.find(self._folder, RunId(run))
         has_begun = folder is not None and any(folder.path.glob("*/claimed"))
-        if has_begun or not (own.job.after or own.earlier):
+        if has_begun or not (own.job.after or own.predecessor):
             return ""
         if self._awaited is None:
             engine = self._engine(own)
             self._awaited = AwaitedJobs(client, self._job_of, lambda: asyncio.run(engine.list_jobs()).by_id)
-        return self._awaited.dependency(own.job.after, own.earlier)
+        return self._awaited.dependency(own.job.after, own.predecessor)
 
     def _job_of(self, run: str) -> int | None:
         """The job of a run's newest attempt; None: it was not submitted from here, or that is not known."""
