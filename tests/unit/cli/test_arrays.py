@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from moorings.cli.arrays import end_text, fold_waiting, progress_text, worst_exit_code
+from moorings.cli.arrays import end_text, fold_elements, fold_waiting, progress_text, worst_exit_code
+from moorings.cli.output import OutputFormat, TableStyle, render_list
 from moorings.cli.queue_entries import build_queue
+from moorings.cli.resources import QUEUE_ENTRIES, RUNS
 from moorings.wire.codec import encode
-from moorings.wire.shapes import ArrayBody, RunBody
+from moorings.wire.shapes import ArrayBody, ReasonBody, RunBody
+from tests.cases import cases
 from tests.unit.cli import samples
+from tests.unit.cli.test_output import check_golden
 from tests.unit.client.recorded import Reply, body, listing, problem
 
 ARRAY = "run-7f3kq2m4xw2a"
@@ -97,3 +101,73 @@ def test_what_is_no_array_either_is_unknown(server, moor):
 def test_the_output_of_an_element_is_shown(server, moor):
     server.on("GET", f"/v1/runs/{ARRAY}-3/logs", Reply(chunks=[b"part 3\n"]))
     assert moor("logs", ARRAY, "--index", "3")[:2] == (0, "part 3\n")
+
+
+# -- an array where a run is named -------------------------------------------------------------------------------------
+
+NO_RUN = problem("run.unknown", "there is no such run", 404)
+NO_CLAIM = problem("claim.unknown", "there is no such claim", 404)
+WHY = ReasonBody(code="engine.waiting", message="Slurm job 14 is PENDING (Dependency)")
+MIXED = [element(0, "SUCCEEDED", exit_code=0), element(1, "RUNNING"), *(element(index, reason=WHY) for index in (2, 3))]
+
+
+def test_get_shows_the_runs_of_an_array(server, moor):
+    server.on("GET", f"/v1/runs/{ARRAY}", NO_RUN)
+    server.on("GET", "/v1/runs", runs(*MIXED))
+    code, out, _ = moor("get", "run", ARRAY, "-o", "name")
+    assert (code, out.split()) == (0, [f"run/{ARRAY}-{index}" for index in range(4)])
+
+
+def test_a_list_of_runs_has_one_line_for_those_that_wait(server, moor):
+    server.on("GET", "/v1/runs", runs(*MIXED))
+    lines = moor("get", "runs")[1].splitlines()[1:]
+    assert [line.split()[:3] for line in lines] == [
+        [f"{ARRAY}-0", "sweep-0", "SUCCEEDED"],
+        [f"{ARRAY}-1", "sweep-1", "RUNNING"],
+        [ARRAY, "sweep[2-3%2]", "WAITING"],
+    ]
+    assert len(moor("get", "runs", "-o", "name")[1].splitlines()) == 4
+
+
+@cases("columns", [80, 100, 200])
+def test_the_screen(columns):
+    hundred = [element(index, "RUNNING") for index in range(2)]
+    hundred += [element(index, reason=WHY) for index in range(2, 100)]
+    look = TableStyle(width=columns)
+    shown = [
+        render_list(RUNS, fold_elements(hundred), OutputFormat("table"), samples.NOW, look),
+        render_list(QUEUE_ENTRIES, fold_waiting(build_queue([], hundred)), OutputFormat("table"), samples.NOW, look),
+    ]
+    assert [len(text.splitlines()) for text in shown] == [4, 4]
+    assert max(len(line) for text in shown for line in text.splitlines()) <= columns
+    check_golden(f"array.{columns}.txt", "\n\n".join(shown) + "\n")
+
+
+def test_describe_says_how_many_are_in_which_state(server, moor):
+    server.on("GET", f"/v1/runs/{ARRAY}", NO_RUN)
+    server.on("GET", "/v1/runs", runs(*MIXED))
+    code, out, err = moor("describe", "run", ARRAY)
+    assert code == 0
+    for text in (ARRAY, "sweep", "1 RUNNING (1)", "1 SUCCEEDED (0)", "2 WAITING (2-3)", WHY.message):
+        assert text in out
+    assert f"moor describe run {ARRAY}-0" in err
+
+
+def test_explain_is_about_the_first_that_waits(server, moor):
+    server.on("GET", f"/v1/runs/{ARRAY}", NO_RUN)
+    server.on("GET", f"/v1/claims/{ARRAY}", NO_CLAIM)
+    server.on("GET", "/v1/runs", runs(*MIXED))
+    for words in (("explain", ARRAY), ("explain", "run", ARRAY)):
+        code, out, err = moor(*words)
+        assert code == 0
+        assert f"run {ARRAY}-2 is WAITING" in out
+        assert WHY.message in out
+        assert f"array {ARRAY}: 1 RUNNING (1), 1 SUCCEEDED (0), 2 WAITING (2-3)" in err
+
+
+def test_the_output_of_an_array_is_that_of_one_of_its_runs(server, moor):
+    server.on("GET", f"/v1/runs/{ARRAY}/logs", NO_RUN)
+    server.on("GET", "/v1/runs", runs(*MIXED))
+    code, _, err = moor("logs", ARRAY)
+    assert code == 2
+    assert f"moor logs {ARRAY} --index 0" in err
