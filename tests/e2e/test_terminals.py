@@ -205,6 +205,23 @@ def test_closed_terminal_leaves_a_run_running(person: Person, tmp_path: Path, st
         assert f"moor logs -f {run['id']}" in (tmp_path / "stderr").read_text()
 
 
+@pytest.mark.parametrize("is_deaf", [False, True], ids=["hung up", "deaf to it"])
+def test_closed_terminal_leaves_an_array_running(person: Person, tmp_path: Path, *, is_deaf: bool) -> None:
+    words = person.command("run", "--size", "0", "--array", "0-1", "--", "sh", "-c", f"touch {tmp_path}/on; sleep 1000")
+    words = ["sh", "-c", 'trap "" HUP; exec "$@"', "sh", *words] if is_deaf else words
+    with (tmp_path / "stderr").open("wb") as log:
+        stderr = None if is_deaf else log.fileno()
+        terminal = Pseudoterminal(words, person.environment, folder=person.home, stderr=stderr)
+    with terminal:
+        until((tmp_path / "on").exists)
+        terminal.close()
+        assert terminal.process.wait(patient(30)) == 128 + signal.SIGHUP
+    runs = person.controller.ask("GET", "/v1/runs")[1]["items"]
+    assert [run["state"] in ("STARTING", "RUNNING") for run in runs] == [True, True]
+    if not is_deaf:
+        assert f"moor wait {runs[0]['array']['id']}" in (tmp_path / "stderr").read_text()
+
+
 def test_output_to_a_dead_terminal_leaves_a_run_running(person: Person) -> None:
     script = "echo be''gun; while :; do echo more; sleep 0.1; done"
     words = person.command("run", "--size", "2", "--", "sh", "-c", script)
