@@ -111,3 +111,27 @@ async def test_a_repeated_request_gives_the_same_array(rig: Rig) -> None:
     array = first.job.array.id
     await rig.until(lambda: not rig.assembly.loop.runs.of_array(array))
     assert len(await rig.controller.runs.list_runs(BOB, PageQuery())) == 2
+
+
+async def test_a_run_starts_after_all_runs_of_an_array(rig: Rig, tmp_path: Path) -> None:
+    script = f"while [ ! -e {tmp_path}/go-$MOORINGS_ARRAY_INDEX ]; do sleep 0.1; done; exit $MOORINGS_ARRAY_INDEX"
+    first = await made(rig, replace(job("/bin/sh", "-c", script, size=2), name="parts", array="0-1"))
+    assert first.job.array is not None
+    array = first.job.array.id
+    waiting = {end: await made(rig, DONE, f"{name}:{end}") for name, end in ((array, "any"), ("parts", "failed"))}
+    unwanted = await made(rig, DONE, "parts")
+    assert await refused(rig, DONE, array, f"{array}:any") == "job.invalid"
+    view = await rig.controller.runs.get_run(BOB, unwanted.id)
+    assert view.reason is not None
+    assert view.reason.message == f"waits for array {array} to end (ok)"
+    (tmp_path / "go-1").touch()
+    run = await ended(rig, unwanted)
+    assert (run.state, run.detail.split(",")[0]) == (RunState.CANCELLED, f"run {array}-1 is FAILED")
+    late = await made(rig, DONE, f"{array}:failed")
+    assert await refused(rig, DONE, array) == "run.never_starts"
+    (tmp_path / "go-0").touch()
+    for each in (*waiting.values(), late):
+        assert (await ended(rig, each)).state is RunState.SUCCEEDED
+        assert story(rig, each)[:2] == ["run.created", "run.eligible"]
+    assert (await ended(rig, await made(rig, DONE, f"{array}:failed"))).state is RunState.SUCCEEDED
+    assert await refused(rig, DONE, "parts") == "run.unknown", "by name only while it has not ended"
