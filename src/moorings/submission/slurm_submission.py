@@ -114,6 +114,7 @@ class SlurmSubmission:
         from moorings.slurm.personal.own_arrays import element_runs, submit_elements
 
         elements = element_runs(array, own, self._secrets)
+        before = self._session.if_interrupted
         self._session.if_interrupted = f"{array}: not all of it is submitted; your next 'moor' command here submits it"
         try:
             for ident, one in elements.items():
@@ -125,6 +126,7 @@ class SlurmSubmission:
             with contextlib.suppress(MooringsError):
                 cancel_array(self._session, array)
             raise
+        self._session.if_interrupted = before
         if done.error is None:
             return f"{array}: {len(done.jobs)} runs submitted as Slurm jobs {done.jobs[0]} to {done.jobs[-1]}"
         left = "your next 'moor' command here submits the others"
