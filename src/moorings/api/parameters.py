@@ -264,6 +264,7 @@ TASK = Parameter(
     {"type": "integer", "minimum": 0, "maximum": TASKS_MAX},
     _one(_number("task", 0, TASKS_MAX), None),
 )
+ATTENDED = _flag("attended", "Somebody is at its terminal, as the caller sees it.")
 FOLLOW = _flag("follow", "Go on until the run has ended.")
 
 AFTER = Parameter(

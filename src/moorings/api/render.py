@@ -34,6 +34,7 @@ from moorings.core.model.timestamps import Timestamp, add_seconds
 from moorings.core.model.topology import AnySubset, Catalogue, PowerOfTwo, Topology
 from moorings.core.scheduling.explain import HIDDEN_RECLAIM
 from moorings.core.scheduling.quotas import ProjectQuota
+from moorings.ports.engine import TaskContainer
 from moorings.ports.personal import ListingReply, SubmissionTarget
 from moorings.ports.store import AccessKey, EventRow
 from moorings.wire.codec import format_time
@@ -75,6 +76,8 @@ from moorings.wire.shapes import (
     ShareShape,
     SubmissionBody,
     SubmittedJobsBody,
+    TaskContainerBody,
+    TerminalBody,
     TopologyShape,
 )
 from moorings.workloads.arrays import ArrayPart
@@ -494,6 +497,14 @@ def _submission_body(run: Run, target: SubmissionTarget) -> SubmissionBody:
 def run_report_body(run: Run, known: Mapping[int, int]) -> RunReportBody:
     """The answer to a report of a run."""
     return RunReportBody(state=run.state, output_bytes={str(task): size for task, size in known.items()})
+
+
+def terminal_body(run: Run, place: str | TaskContainer) -> TerminalBody:
+    """Where the terminal of a run is."""
+    if isinstance(place, str):
+        return TerminalBody(run=run.id, attempt=run.attempt, socket=place)
+    container = TaskContainerBody(namespace=place.namespace, pod=place.pod, container=place.container)
+    return TerminalBody(run=run.id, attempt=run.attempt, container=container)
 
 
 def submitted_jobs_body(reply: ListingReply) -> SubmittedJobsBody:

@@ -358,9 +358,9 @@ class Client:
         with self._transport.open_stream(call) as chunks:
             yield from chunks
 
-    def get_terminal(self, ident: str) -> TerminalBody:
-        """Where the supervisor of a run listens, on the controller's machine."""
-        return self._call(operations.GET_TERMINAL, ident)
+    def get_terminal(self, ident: str, *, attended: bool = False) -> TerminalBody:
+        """Where the terminal of a run is; ``attended``: this person is at it."""
+        return self._call(operations.GET_TERMINAL, ident, attended=attended)
 
     # ----------------------------------------------------------------------------------------------- keys and events
 

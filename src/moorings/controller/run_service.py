@@ -28,7 +28,7 @@ from moorings.core.model.reasons import Reason
 from moorings.core.model.serialization import to_plain_without_defaults
 from moorings.core.model.visibility import Visibility, check_may_manage, visible_to
 from moorings.ports.clock import Ids
-from moorings.ports.engine import Engine
+from moorings.ports.engine import Engine, TaskContainer
 from moorings.ports.environments import RunEnvironments
 from moorings.ports.store import ApplianceJobQuery, IdempotencyRecord, PageQuery, Store
 from moorings.privileged.refusals import Refused
@@ -605,8 +605,12 @@ class RunService:
         while again and run.state in waiting:  # then it ends: the client asks again, and gets what was added
             run = await self._follower.next_version(run)
 
-    async def find_terminal(self, caller: Caller, ident: str) -> tuple[Run, str]:
-        """A run, and the path of the socket where its supervisor listens.
+    async def find_terminal(
+        self, caller: Caller, ident: str, *, attended: bool = False
+    ) -> tuple[Run, str | TaskContainer]:
+        """A run, and the path of the socket where its supervisor listens, or the container of its task 0.
+
+        ``attended``: the caller is at its terminal.
 
         Raises:
             MooringsError: ``run.unknown``, ``run.not_running``, ``owner.denied``, ``engine.unknown``,
@@ -618,7 +622,7 @@ class RunService:
             raise MooringsError("run.not_running", f"run {run.id} is {run.state}")
         if run.engine not in self._engines:
             raise MooringsError("engine.unknown", f"engine {run.engine} of run {run.id} is not set up here now")
-        return run, await self._engines[run.engine].find_terminal(run.id)
+        return run, await self._engines[run.engine].find_terminal(run.id, attended=attended)
 
     async def _find_run(self, ident: str, caller: Caller, *, among_own: bool = False) -> Run:
         """The run with that id, or the newest with that job name, if the caller sees it.

@@ -27,7 +27,7 @@ from moorings.engines.logs import TaskLog, read_logs
 from moorings.engines.polling import MissedListings, rate_limited, wait_for_change
 from moorings.engines.run_folder import AttemptFolder, PauseOrder
 from moorings.ports.clock import Clock
-from moorings.ports.engine import RunSubmission
+from moorings.ports.engine import RunSubmission, TaskContainer
 from moorings.workloads.checkpoints import newest_whole
 from moorings.workloads.runs import EndReason, EndRecord, RunId, RunPhase, RunStatus
 
@@ -104,7 +104,7 @@ class ScheduledEngine(ABC):
     async def wait_for_change(self) -> None:
         await wait_for_change(self._changed, self._clock, CHANGED_S)
 
-    async def find_terminal(self, run: RunId) -> str:
+    async def find_terminal(self, run: RunId, *, attended: bool = False) -> str | TaskContainer:
         raise no_terminal_error(self.scheduler)
 
     async def logs(self, run: RunId, *, task: int | None, follow: bool) -> AsyncIterator[bytes]:

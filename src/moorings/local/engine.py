@@ -220,7 +220,7 @@ class LocalEngine:
             if not _signal_supervisor(watch.status, forwarding_signal(signum)):
                 raise MooringsError("run.not_running", f"run {run} is ending")
 
-    async def find_terminal(self, run: RunId) -> str:
+    async def find_terminal(self, run: RunId, *, attended: bool = False) -> str:
         self._observe_run(run)
         watch = self._tracked.get(run)
         if watch is None or watch.end is not None or watch.status is None:

@@ -318,7 +318,7 @@ class SharedEngine:
         if "error" in answer:
             raise MooringsError("run.not_running", f"run {run} is ending")
 
-    async def find_terminal(self, run: RunId) -> str:
+    async def find_terminal(self, run: RunId, *, attended: bool = False) -> str:
         known = await asyncio.to_thread(self._load, run)
         if known is None:
             raise MooringsError("run.not_running", f"run {run} has no processes")

@@ -46,6 +46,15 @@ class RunSubmission:
     submitter: Submitter | None = field(default=None, metadata=OMIT_IF_DEFAULT)
 
 
+@dataclass(frozen=True, slots=True)
+class TaskContainer:
+    """The container of a task on Kubernetes."""
+
+    namespace: str
+    pod: str
+    container: str
+
+
 class Engine(Protocol):
     """Runs the processes of jobs. All engines have one contract and one conformance suite."""
 
@@ -115,8 +124,12 @@ class Engine(Protocol):
         """
         ...
 
-    async def find_terminal(self, run: RunId) -> str:
-        """The path of the socket where a run's supervisor listens (``wire.frames``), on this machine.
+    async def find_terminal(self, run: RunId, *, attended: bool = False) -> str | TaskContainer:
+        """The socket where a run's supervisor listens, on this machine; on Kubernetes the container of its task 0.
+
+        By the socket it speaks ``wire.frames``.
+
+        ``attended``: somebody is at its terminal now. An engine that cannot see that itself relies on it.
 
         Raises:
             MooringsError: ``run.not_running``, ``engine.unavailable``, or ``engine.rejected``: it has none.

@@ -105,6 +105,8 @@ ERRORS: dict[str, ErrorKind] = {
     "key.invalid": ErrorKind(422, ExitCode.USAGE, "the idempotency key or access key request is not allowed"),
     "key.replaced": ErrorKind(409, ExitCode.CONFLICT, "the access key's secret was replaced by another rotation"),
     "key.unknown": ErrorKind(404, ExitCode.NOT_FOUND, "there is no such access key"),
+    "kubernetes.denied": ErrorKind(403, ExitCode.DENIED, "the cluster does not let this user do that"),
+    "kubernetes.missing": ErrorKind(500, ExitCode.FAILED, "there is no kubectl on this machine"),
     "kubernetes.not_configured": ErrorKind(500, ExitCode.FAILED, "there is no usable kubeconfig"),
     "kubernetes.not_leading": ErrorKind(503, ExitCode.UNREACHABLE, "another replica of the operator may lead"),
     "kubernetes.refused": ErrorKind(422, ExitCode.FAILED, "the Kubernetes API server refused a call"),

@@ -692,15 +692,25 @@ class RunBody:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TerminalBody:
-    """Where the supervisor of a run listens for its person, on the controller's machine; ``moorings.wire.frames``.
+class TaskContainerBody:
+    """The container of a task on Kubernetes, which a person's own ``kubectl`` reaches by their own rights."""
 
-    The supervisor itself takes only the user of the run's processes, and root.
+    namespace: str
+    pod: str
+    container: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TerminalBody:
+    """Where the terminal of a run is: its supervisor's socket on the controller's machine, or a container.
+
+    The supervisor (``moorings.wire.frames``) itself takes only the user of the run's processes, and root.
     """
 
     run: str
     attempt: int
-    socket: str
+    socket: str | None = None
+    container: TaskContainerBody | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
+import os
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -17,12 +19,14 @@ from moorings.core.model.bindings import NO_BINDING
 from moorings.core.model.claims import NAME_CHARS_MAX, CheckpointContract
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.serialization import from_plain
-from moorings.core.model.timestamps import Timestamp
+from moorings.core.model.timestamps import Timestamp, add_seconds
 from moorings.core.model.toml_table import TomlTable
 from moorings.engines.node_program import WatchedJob, resume_commands
 from moorings.kubernetes.engine.checkpoint_containers import FOLDER
+from moorings.kubernetes.engine.run_status import is_unattended
 from moorings.kubernetes.engine.settings import KubernetesEngineSettings, Volume
 from moorings.kubernetes.engine.submission import (
+    ATTENDED_S,
     NODE_LOST_S,
     START_S,
     build_job,
@@ -41,7 +45,8 @@ from moorings.ports.store import Epoch
 from moorings.workloads.checkpoints import CheckpointRule, RunCheckpoint
 from moorings.workloads.jobs import Accelerators, JobSpec, Resources
 from moorings.workloads.runs import RunId
-from tests.waiting import patient
+from tests.pseudoterminal import Pseudoterminal
+from tests.waiting import patient, until
 
 WORK = Volume("/work", claim="work")
 SETTINGS = KubernetesEngineSettings(namespace="runs", projects={"vision": "lab-vision"}, volumes=(WORK,))
@@ -295,3 +300,57 @@ def test_what_is_different_of_a_run_that_borrows_is_said() -> None:
     assert read('namespace = "a"\ncheckpoint_image = "registry:5000/launcher@sha256:0a"').checkpoint_image
     with pytest.raises(MooringsError, match="checkpoint_image"):
         read('namespace = "a"\ncheckpoint_image = "two words"')
+
+
+def test_an_interactive_run_has_a_terminal_in_its_container() -> None:
+    wanted = order(terminal_keep_s=600.0)
+    check_job(wanted.job)
+    assert check_ipujob(built(wanted)).kind is JobKind.INFERENCE
+    (task,) = pod_spec(wanted)["containers"]
+    assert (task["stdin"], task["tty"], task.get("stdinOnce")) == (True, True, None)
+    assert task["command"][-2:] == ["python3", "train.py"]
+    asked = build_submitted_job(wanted, SETTINGS)
+    assert [is_unattended(asked, Timestamp(0), add_seconds(Timestamp(0), after_s)) for after_s in (599, 600)] == [
+        False,
+        True,
+    ]
+    assert not is_unattended(replace(asked, keep_s=0.0), Timestamp(0), add_seconds(Timestamp(0), ATTENDED_S - 1))
+    assert any("noticed after 30 s" in one for one in describe_differences(order(terminal_keep_s=0.0).job, SETTINGS))
+    (plain,) = pod_spec(order())["containers"]
+    assert not {"stdin", "tty"} & plain.keys()
+    assert not is_unattended(build_submitted_job(order(), SETTINGS), Timestamp(0), Timestamp(1 << 60))
+
+
+def at_terminal(program: str) -> list[str]:
+    """The command of an interactive run's container."""
+    (task,) = pod_spec(order(terminal_keep_s=600.0, command=("sh", "-c", program)))["containers"]
+    return [word.replace("$$", "$") for word in task["command"]]
+
+
+def test_the_first_task_waits_until_its_terminal_has_a_size() -> None:
+    usual = {"PATH": os.environ["PATH"], "RANK": "0"}
+    with Pseudoterminal(at_terminal("echo begun; read word; echo $word"), usual, rows=0, columns=0) as terminal:
+        until(lambda: b"stty" in _commands_of(terminal.process.pid) or b"sleep" in _commands_of(terminal.process.pid))
+        terminal.read(0)
+        assert terminal.output == b""
+        terminal.resize(24, 80)
+        terminal.wait_for("begun")
+        terminal.type("typed\r")
+        terminal.wait_for("typed")
+        assert terminal.wait() == 0
+
+
+def test_other_tasks_start_at_once_without_input() -> None:
+    environment = {"PATH": os.environ["PATH"], "RANK": "1"}
+    with Pseudoterminal(at_terminal("cat; echo begun"), environment, rows=0, columns=0) as terminal:
+        terminal.wait_for("begun")
+
+
+def _commands_of(parent: int) -> bytes:
+    """The command lines of a process's children."""
+    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    found = b""
+    for child in children:
+        with contextlib.suppress(OSError):
+            found += Path(f"/proc/{child}/cmdline").read_bytes()
+    return found

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
-from moorings.api.parameters import ALL, ARRAY, FOLLOW, PAGING, RUN_STATES, RUNS_UNENDED, SUBJECT, TASK, WAIT
+from moorings.api.parameters import (
+    ALL,
+    ARRAY,
+    ATTENDED,
+    FOLLOW,
+    PAGING,
+    RUN_STATES,
+    RUNS_UNENDED,
+    SUBJECT,
+    TASK,
+    WAIT,
+)
 from moorings.api.parse_requests import job_spec, run_report, submitter
-from moorings.api.render import run_body, run_report_body
+from moorings.api.render import run_body, run_report_body, terminal_body
 from moorings.api.request_context import RequestContext
 from moorings.api.route import Route
 from moorings.api.streams import StreamResponse, stream_output
@@ -18,7 +29,6 @@ from moorings.wire.shapes import (
     ResumeRequest,
     RunReportRequest,
     RunRequest,
-    TerminalBody,
 )
 
 RUNS_A_PAGE_MAX = 100  # a job may have 0.4 MB: a thousand of them would be half a gigabyte for one request
@@ -161,12 +171,15 @@ async def get_logs(call: RequestContext) -> Response:
 
 
 async def get_terminal(call: RequestContext) -> Response:
-    """Show where the supervisor of a run listens.
+    """Show where the terminal of a run is.
 
-    A path on the controller's machine: the terminal, commands beside the tasks and connections to ports go by it.
+    The socket of its supervisor on the controller's machine, or on Kubernetes the container of its task 0: the
+    terminal, commands beside the tasks and connections to ports go by it.
     """
-    run, path = await call.controller.runs.find_terminal(call.caller, call.path_value("id"))
-    return call.respond(TerminalBody(run=run.id, attempt=run.attempt, socket=path))
+    run, place = await call.controller.runs.find_terminal(
+        call.caller, call.path_value("id"), attended=call.query_value(ATTENDED)
+    )
+    return call.respond(terminal_body(run, place))
 
 
 ROUTES = (
@@ -179,6 +192,6 @@ ROUTES = (
     Route(operations.LABEL_RUN, label_run),
     Route(operations.PRIORITISE_RUN, prioritise_run),
     Route(operations.REPORT_RUN, report_run),
-    Route(operations.GET_TERMINAL, get_terminal),
+    Route(operations.GET_TERMINAL, get_terminal, (ATTENDED,)),
     Route(operations.GET_LOGS, get_logs, (TASK, FOLLOW), content={"text/plain": {"schema": {"type": "string"}}}),
 )

@@ -77,6 +77,8 @@ REMEDIES: dict[str, str] = {
     "key.replaced": "use the new secret; if it is lost, an admin makes another: `moor rotate key ID`",
     "key.unknown": "`moor get keys --all` lists revoked ones, too",
     "kind.unknown": "the hint names the kinds there are",
+    "kubernetes.denied": "an admin of the namespace binds a Role with the right that the detail names",
+    "kubernetes.missing": "install `kubectl`, or run `moor` where it is, with your own kubeconfig",
     "kubernetes.not_configured": "does `kubectl config view` show a cluster, a user and the context?",
     "kubernetes.not_leading": "nothing: the replica that leads does the work",
     "kubernetes.refused": "the detail has the API server's words: a right is missing, or the object has changed",

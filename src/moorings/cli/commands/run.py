@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -191,7 +191,7 @@ def run(
         exported=export,
         after=after,
         array=array,
-        environment=env,
+        environment=(*_terminal_type(session.environment, interactive=interactive, engine=engine), *env),
         labels=label,
         env_files=env_file,
         setup=setup,
@@ -220,6 +220,10 @@ def run(
         check_startable(job)
     if interactive and not detach:
         check_terminal()
+        if engine == "kubernetes":
+            from moorings.cli.pod_terminal import check_kubectl
+
+            check_kubectl()
     key = secrets.token_hex(16)
     request = hand_in(session, job, request)
     submission = SlurmSubmission(session, job)
@@ -242,6 +246,12 @@ def _keep_s(keep: str | None, *, interactive: bool) -> float | None:
             raise click.UsageError("--keep is about the terminal of -i: give both")
         return None
     return KEEP_S if keep is None else parse_duration_s(keep)
+
+
+def _terminal_type(environment: Mapping[str, str], *, interactive: bool, engine: str) -> Sequence[str]:
+    """The variable TERM of a container's terminal; elsewhere the terminal says it when it is attached."""
+    term = environment.get("TERM", "")
+    return (f"TERM={term}",) if interactive and engine == "kubernetes" and term else ()
 
 
 def _check_arguments(
@@ -279,7 +289,7 @@ def _run_and_follow(session: CommandContext, request: RunRequest, key: str, subm
     progress = Progress(session.console)
     client = session.client
     follower = RunFollower(client, progress, session.console.print_bytes)
-    terminal = TerminalSession(client, progress, session.console.print_bytes, session.environment)
+    terminal = TerminalSession(session, progress)
     started: RunBody | None = None
     with SignalsAsExceptions():
         try:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 import click
 
 from moorings.cli.command_tree import MoorCommand, complete_names, examples, name_argument, strip_nouns
 from moorings.cli.commands.run import CommandBehindDashes, run
-from moorings.cli.interactive import SIGHUP_EXIT, TerminalSession, check_terminal, find_command
+from moorings.cli.interactive import SIGHUP_EXIT, TerminalSession, check_terminal, find_command, socket_of
+from moorings.client.client import Client
 from moorings.core.model.errors import MooringsError
 from moorings.terminal.attaching import (
     Relay,
@@ -31,7 +31,7 @@ from moorings.terminal.port_forwarding import PortForwarder, parse_ports
 from moorings.terminal.progress import Progress
 from moorings.wire.errors import ExitCode
 from moorings.wire.frames import TerminalAction, TerminalRequest
-from moorings.wire.shapes import RunBody
+from moorings.wire.shapes import RunBody, TaskContainerBody
 from moorings.workloads.runs import ENDED, RunState
 
 SIGPIPE_EXIT = 141
@@ -43,7 +43,7 @@ _NOT_OF_A_SHELL = frozenset({"file", "detach", "interactive", "resume", "from_",
 def _run_shell(ctx: click.Context, /, **flags: object) -> int:
     """Run a shell."""
     session = ctx.ensure_object(CommandContext)
-    ctx.meta["command"] = find_command(session.environment)
+    ctx.meta["command"] = find_command(session.environment, in_container=flags["engine"] == "kubernetes")
     absent: dict[str, object] = dict.fromkeys(_NOT_OF_A_SHELL) | {"file": (), "detach": False, "interactive": True}
     result: int = ctx.invoke(run, **absent, **flags)
     return result
@@ -55,7 +55,8 @@ shell = MoorCommand(
     params=[each for each in run.params if each.name not in _NOT_OF_A_SHELL and not (each.name or "_").startswith("_")],
     help="Open a shell on a partition of its own.\n\n"
     "It is your login shell, in this folder, and holds its devices until you leave it. Ctrl-P Ctrl-Q detaches; if it "
-    "stays so, or its terminal is closed, for the time of --keep, it ends.",
+    "stays so, or its terminal is closed, for the time of --keep, it ends. On Kubernetes it is the image's bash or sh, "
+    "and your own kubectl attaches to it: to detach, close the terminal.",
     epilog=examples(
         "moor shell --ipus 4", "moor shell --size 0 --cpus 2", "moor shell --ipus 4 --time 2:00:00 --keep 1h"
     ),
@@ -66,7 +67,7 @@ shell = MoorCommand(
     cls=MoorCommand,
     help="Come back to the terminal of a run.\n\n"
     "Of one that 'moor run -i' or 'moor shell' has started. Several may be attached: each sees all output and "
-    "may type. Ctrl-P Ctrl-Q detaches.",
+    "may type. Ctrl-P Ctrl-Q detaches; on Kubernetes, where your own kubectl attaches, close the terminal.",
     epilog=examples("moor attach bash", "moor attach run-7f3kq2m4xw2a"),
 )
 @name_argument("run")
@@ -77,8 +78,11 @@ def attach(session: CommandContext, name: str) -> int:
     check_terminal()
     progress = Progress(session.console)
     found = session.client.get_run(name)
+    if found.engine == "kubernetes" and found.job.terminal_keep_s is None:
+        hint = f"'moor exec {found.id} -- COMMAND' runs a command beside its tasks"
+        raise MooringsError("terminal.refused", f"run {found.id} has no terminal", hint=hint)
     session.client.retry_policy = make_patience(progress)
-    terminal = TerminalSession(session.client, progress, session.console.print_bytes, session.environment)
+    terminal = TerminalSession(session, progress)
     with SignalsAsExceptions():
         try:
             return terminal.follow(found)
@@ -92,7 +96,8 @@ def attach(session: CommandContext, name: str) -> int:
     cls=CommandBehindDashes,
     help="Run a command beside the tasks of a run.\n\n"
     "It has the variables, the folder and the devices of task 0, and ends with the run. It gets a terminal if this is "
-    "one; else its output and its errors stay apart. The exit code is the command's own.",
+    "one; else its output and its errors stay apart. The exit code is the command's own. Your own srun runs it on "
+    "Slurm, and your own kubectl on Kubernetes.",
     epilog=examples(
         "moor exec digits -- bash",
         "moor exec digits -- nvidia-smi",
@@ -122,8 +127,13 @@ def exec(ctx: click.Context, name: str, *, tty: bool | None) -> int:  # noqa: A0
     found = session.client.get_run(name)
     if found.engine == "slurm" and found.state == RunState.RUNNING and found.reference is not None:
         return _become_step(found, request)
+    where = session.client.get_terminal(name)
+    if where.container is not None:
+        from moorings.cli.pod_terminal import become_command
+
+        become_command(where.container, command, tty=tty)
     try:
-        connected = connect(Path(session.client.get_terminal(name).socket), request)
+        connected = connect(socket_of(where), request)
     except TerminalRefusedError as error:
         for line in error_lines(error):
             session.console.error(line)
@@ -182,7 +192,8 @@ def _command_code(result: RelayResult) -> int:
     cls=MoorCommand,
     help="Reach a port of a run's machine from here.\n\n"
     "Listens on 127.0.0.1 and passes each connection to that port of the machine where the run is. Only your own "
-    "programs on this machine are let in. Ends with the run, or by Ctrl-C.",
+    "programs on this machine are let in; on Kubernetes your own kubectl listens, and lets in all users of this "
+    "machine. Ends with the run, or by Ctrl-C.",
     epilog=examples("moor port-forward notebook 8888", "moor port-forward notebook 9000:8888 6006"),
 )
 @click.argument("name", metavar="RUN", shell_complete=complete_names("run"))
@@ -193,17 +204,44 @@ def port_forward(session: CommandContext, name: str, ports: Sequence[str]) -> in
     wanted = [parse_ports(text) for text in ports]
     (name,) = strip_nouns("run", [name])
     progress = Progress(session.console)
-    path = Path(session.client.get_terminal(name).socket)
+    where = session.client.get_terminal(name)
     found = session.client.get_run(name)
     session.client.retry_policy = make_patience(progress)
-    with SignalsAsExceptions(), PortForwarder(path, wanted, progress.report) as forwarder:
+    if where.container is not None:
+        return _forward_by_kubectl(session.client, progress, found, where.container, wanted)
+    with SignalsAsExceptions(), PortForwarder(socket_of(where), wanted, progress.report) as forwarder:
         try:
             for local, remote in forwarder.ports:
                 session.console.print_line(f"Forwarding from 127.0.0.1:{local} -> {remote}")
-            attempt = found.attempt
-            while found.state not in ENDED and found.attempt == attempt:
-                found = session.client.get_run(found.id, wait_s=END_POLL_S)
+            found = _follow_to_end(session.client, found, lambda: False)
         except Interrupted as stop:
             return stop.exit_code
+    progress.report(f"{found.id}: {found.state}")
+    return ExitCode.OK
+
+
+def _follow_to_end(client: Client, found: RunBody, is_enough: Callable[[], bool]) -> RunBody:
+    """The run, once this attempt has ended, or it is enough."""
+    attempt = found.attempt
+    while found.state not in ENDED and found.attempt == attempt and not is_enough():
+        found = client.get_run(found.id, wait_s=END_POLL_S)
+    return found
+
+
+def _forward_by_kubectl(
+    client: Client, progress: Progress, found: RunBody, place: TaskContainerBody, ports: Sequence[tuple[int, int]]
+) -> int:
+    """Forward ports by the person's own ``kubectl`` until the run, or that, has ended."""
+    from moorings.cli.pod_terminal import check_right, run_kubectl
+    from moorings.kubernetes.engine.kubectl import PodRight, build_port_forward
+
+    check_right(place.namespace, PodRight.PORT_FORWARD)
+    with SignalsAsExceptions(), run_kubectl(build_port_forward(place, ports)) as kubectl:
+        try:
+            found = _follow_to_end(client, found, lambda: kubectl.poll() is not None)
+        except Interrupted as stop:
+            return stop.exit_code
+        if (code := kubectl.poll()) is not None:
+            return code
     progress.report(f"{found.id}: {found.state}")
     return ExitCode.OK

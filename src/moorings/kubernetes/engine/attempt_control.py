@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -41,7 +42,10 @@ class AttemptControl:
         self._installation = installation
 
     async def stop(self, run: RunId, attempt: KubernetesAttempt, asked: SubmittedIPUJob, stop: StopRecord) -> None:
-        """Delete its IPUJob and, in case the operator is away, its Pods: TERM, the grace period, KILL."""
+        """Delete its IPUJob and, in case the operator is away, its Pods: TERM, the grace period, KILL.
+
+        A shell at a terminal ignores TERM, so it gets HUP, too.
+        """
         await asyncio.to_thread(attempt.save_stop, stop)
         found = await get_or_none(self._kube, IPU_JOB, asked.name, asked.namespace)
         ours = found is not None and is_attempts_job(found, run, attempt.number, self._installation)
@@ -51,6 +55,9 @@ class AttemptControl:
             meta = pod["metadata"]
             if meta.get("deletionTimestamp") is None and not is_pod_over(pod):
                 await self._kube.delete(POD, meta["name"], asked.namespace, uid=meta["uid"])
+        if asked.keep_s is not None:
+            with contextlib.suppress(MooringsError):  # then TERM alone, and KILL
+                await self.signal(asked, "HUP")
 
     async def warn(self, asked: SubmittedIPUJob) -> int:
         """Warn all running tasks, each with the first of its signals that a process of it handles; as ``signal``."""

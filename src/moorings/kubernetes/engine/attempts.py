@@ -46,6 +46,7 @@ class LiveAttempt:
         deleted: the deletion of its IPUJob was seen.
         warned: the start that was warned that its time limit is near, by the uid of its first Pod.
         stopped_at: when it was last told to stop.
+        attended_at: when somebody was last known to be at its terminal, or this controller first looked.
     """
 
     tasks: dict[int, TaskStatus] = field(default_factory=dict)
@@ -55,6 +56,7 @@ class LiveAttempt:
     deleted: bool = False
     warned: str | None = None
     stopped_at: Timestamp | None = None
+    attended_at: Timestamp | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ from moorings.kubernetes.engine.run_status import (
     STOP_REQUESTED,
     began_at,
     build_end_record,
+    first_running,
     have_all_ended,
     have_all_started,
     is_pod_over,
@@ -43,6 +44,7 @@ from moorings.kubernetes.engine.run_status import (
 )
 from moorings.kubernetes.engine.settings import KubernetesEngineSettings
 from moorings.kubernetes.engine.submission import (
+    CONTAINER,
     INSTALLATION,
     RUN,
     attempt_key_of,
@@ -60,7 +62,7 @@ from moorings.kubernetes.ipujob.types import ENDED, IPU_JOB
 from moorings.kubernetes.kube.api import POD, KubeApi, KubeError, KubeObject, get_or_none
 from moorings.kubernetes.kube.pod_streams import PodStreams
 from moorings.ports.clock import Clock
-from moorings.ports.engine import RunSubmission
+from moorings.ports.engine import RunSubmission, TaskContainer
 from moorings.ports.store import Epoch
 from moorings.workloads.jobs import JobSpec
 from moorings.workloads.runs import RunId, RunPhase, RunStatus
@@ -353,6 +355,21 @@ class KubernetesEngine(ScheduledEngine):
                 sent = await self._control.signal(facts.asked, signal_name)
         if not sent:
             raise MooringsError("run.not_running", f"run {run} has no processes")
+
+    async def find_terminal(self, run: RunId, *, attended: bool = False) -> str | TaskContainer:
+        self._start()
+        with self._as_unavailable(f"the terminal of run {run} cannot be found now"):
+            attempt = await self._newest(run)
+            facts = await asyncio.to_thread(attempt.read_state) if attempt is not None else None
+            if attempt is not None and facts is not None and facts.end is None:
+                if not await self._informers.synced():
+                    raise unavailable_error("Kubernetes cannot be asked")
+                if pod := first_running(self._informers.pods(facts.asked.namespace, facts.asked.name)):
+                    life = self._tracker.get_attempt((run, attempt.number))
+                    if attended and life is not None:
+                        life.attended_at = self._clock.now()
+                    return TaskContainer(facts.asked.namespace, pod, CONTAINER)
+        raise MooringsError("run.not_running", f"task 0 of run {run} does not run")
 
     # -- output --------------------------------------------------------------------------------------------------------
 

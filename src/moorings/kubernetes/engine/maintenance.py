@@ -1,4 +1,4 @@
-"""Enforces the time limits of runs, and deletes IPUJobs that no run needs any more."""
+"""Enforces time limits, stops runs whose terminal nobody attends, and deletes IPUJobs that no run needs any more."""
 
 from __future__ import annotations
 
@@ -8,14 +8,21 @@ from collections.abc import Callable
 from pathlib import Path
 
 from moorings.core.model.errors import MooringsError
+from moorings.core.model.quantities import duration_text
 from moorings.core.model.timestamps import Timestamp, add_seconds, seconds_between
 from moorings.engines.scheduled import CHANGED_S
 from moorings.kubernetes.engine.attempt_control import AttemptControl
-from moorings.kubernetes.engine.attempts import AttemptTracker
-from moorings.kubernetes.engine.run_folder import KubernetesRunFolder, StopRecord
+from moorings.kubernetes.engine.attempts import AttemptTracker, LiveAttempt
+from moorings.kubernetes.engine.run_folder import KubernetesRunFolder, StopRecord, SubmittedIPUJob
 from moorings.kubernetes.engine.run_informers import RunInformers
-from moorings.kubernetes.engine.run_status import LIMIT, began_at, have_all_ended
-from moorings.kubernetes.engine.submission import attempt_key_of, epoch_of, is_active, parse_submitted_job
+from moorings.kubernetes.engine.run_status import LIMIT, STOP_REQUESTED, began_at, have_all_ended, is_unattended
+from moorings.kubernetes.engine.submission import (
+    AttemptKey,
+    attempt_key_of,
+    epoch_of,
+    is_active,
+    parse_submitted_job,
+)
 from moorings.kubernetes.ipujob.types import IPU_JOB
 from moorings.kubernetes.kube.api import KubeApi, KubeObject
 from moorings.ports.clock import Clock
@@ -90,15 +97,15 @@ class RunMaintenance:
 
     async def _inspect_jobs(self) -> None:
         for job in self._informers.jobs():
-            await self._enforce_time_limit(job)
+            await self._enforce_limits(job)
         now = self._clock.now()
         if self._tidied_at is None or seconds_between(self._tidied_at, now) >= TIDY_S:
             self._tidied_at = now
             for job in self._informers.jobs():
                 await self._delete_finished(job)
 
-    async def _enforce_time_limit(self, job: KubeObject) -> None:
-        """Warn or stop a run at its time limit."""
+    async def _enforce_limits(self, job: KubeObject) -> None:
+        """Warn or stop a run at its time limit, or once its terminal was unattended for too long."""
         key = attempt_key_of(job)
         life = self._tracker.get_attempt(key) if key is not None else None
         began = began_at(life.tasks) if life is not None else None
@@ -107,22 +114,46 @@ class RunMaintenance:
         if life.asked is None:
             life.asked = parse_submitted_job(job)
         asked = life.asked
-        if asked is None or asked.time_limit_s is None or have_all_ended(asked, life.tasks):
+        if asked is None or have_all_ended(asked, life.tasks):
             return
-        now, due = self._clock.now(), add_seconds(began, asked.time_limit_s)
-        attempt = KubernetesRunFolder(self._folder / key[0]).attempt(key[1])
+        if asked.keep_s is not None:
+            await self._enforce_keep(key, life, asked, began)
+        if asked.time_limit_s is not None:
+            await self._enforce_time_limit(key, life, asked, add_seconds(began, asked.time_limit_s))
+
+    async def _enforce_keep(self, key: AttemptKey, life: LiveAttempt, asked: SubmittedIPUJob, began: Timestamp) -> None:
+        """Stop a run whose terminal is unattended; a new controller counts from its own first look."""
+        assert asked.keep_s is not None
+        now = self._clock.now()
+        life.attended_at = max(life.attended_at or now, began)
+        if not is_unattended(asked, life.attended_at, now):
+            return
+        detail = f"its terminal was unattended for {duration_text(asked.keep_s)} ('--keep')"
+        await self._stop(key, life, StopRecord(STOP_REQUESTED, detail, now))
+
+    async def _stop(self, key: AttemptKey, life: LiveAttempt, stop: StopRecord) -> None:
+        """Stop a run, and again every few seconds until it has ended."""
+        if life.stopped_at is None or seconds_between(life.stopped_at, stop.at) >= STOP_AGAIN_S:
+            life.stopped_at = stop.at
+            attempt = KubernetesRunFolder(self._folder / key[0]).attempt(key[1])
+            facts = await asyncio.to_thread(attempt.read_state)
+            await self._control.stop(key[0], attempt, facts.asked, stop)
+            self._news()
+
+    async def _enforce_time_limit(
+        self, key: AttemptKey, life: LiveAttempt, asked: SubmittedIPUJob, due: Timestamp
+    ) -> None:
+        now = self._clock.now()
+        assert asked.time_limit_s is not None
         if now >= due:
-            if life.stopped_at is None or seconds_between(life.stopped_at, now) >= STOP_AGAIN_S:
-                life.stopped_at = now
-                facts = await asyncio.to_thread(attempt.read_state)
-                await self._control.stop(key[0], attempt, facts.asked, StopRecord(LIMIT, "", now))
-                self._news()
+            await self._stop(key, life, StopRecord(LIMIT, "", now))
         elif (
             0 < asked.warn_s < asked.time_limit_s
             and now >= add_seconds(due, -asked.warn_s)
             and life.warned != (start := life.tasks[min(life.tasks)].uid)
         ):
             life.warned = start
+            attempt = KubernetesRunFolder(self._folder / key[0]).attempt(key[1])
             if not await asyncio.to_thread(attempt.has_warned, start):
                 await asyncio.to_thread(attempt.save_warned, start)
                 await self._control.warn(asked)

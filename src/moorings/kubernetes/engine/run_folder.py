@@ -39,6 +39,7 @@ class SubmittedIPUJob:
     """The order of an attempt, as far as it is needed later.
 
     ``warn_signal``: one or more, the first choice first. ``unseen``: why nobody looks at its checkpoints; else empty.
+    ``keep_s``: how long its terminal may stay unattended; None: it has none.
     """
 
     namespace: str
@@ -49,6 +50,7 @@ class SubmittedIPUJob:
     warn_s: float = 0.0
     warn_signal: str = "USR1"
     unseen: str = field(default="", metadata=OMIT_IF_DEFAULT)
+    keep_s: float | None = field(default=None, metadata=OMIT_IF_DEFAULT)
 
     @property
     def reference(self) -> str:

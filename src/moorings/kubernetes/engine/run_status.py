@@ -7,16 +7,16 @@ containers are still in their grace period.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.quantities import duration_text
-from moorings.core.model.timestamps import SECOND, Timestamp, add_seconds
+from moorings.core.model.timestamps import SECOND, Timestamp, add_seconds, seconds_between
 from moorings.engines.node_program import parse_record
 from moorings.kubernetes.engine.checkpoint_containers import BEFORE, CHECKPOINTS
 from moorings.kubernetes.engine.run_folder import StopRecord, SubmittedIPUJob, TaskStatus
-from moorings.kubernetes.engine.submission import CONTAINER
+from moorings.kubernetes.engine.submission import ATTENDED_S, CONTAINER
 from moorings.kubernetes.ipujob import names
 from moorings.kubernetes.ipujob.pods import ENDED as PHASES_ENDED
 from moorings.kubernetes.ipujob.pods import UNSEEN
@@ -145,9 +145,23 @@ def is_pod_running(pod: KubeObject) -> bool:
     return seen is not None and not seen.task.over and seen.task.began_at is not None
 
 
+def first_running(pods: Iterable[KubeObject]) -> str | None:
+    """The name of the Pod of task 0, if that runs and is not being stopped."""
+    for pod in pods:
+        seen = parse_task(pod)
+        if seen is not None and seen.rank == 0 and not seen.deleting and is_pod_running(pod):
+            return seen.name
+    return None
+
+
 def merge_task(old: TaskStatus | None, new: TaskStatus) -> TaskStatus:
     """The state of a task after another observation of its Pod: a known end stays."""
     return old if old is not None and old.over and old.code is not None else new
+
+
+def is_unattended(asked: SubmittedIPUJob, attended_at: Timestamp, now: Timestamp) -> bool:
+    """Whether its terminal is unattended for longer than it may be, if it has one."""
+    return asked.keep_s is not None and seconds_between(attended_at, now) >= max(asked.keep_s, ATTENDED_S)
 
 
 def began_at(tasks: Mapping[int, TaskStatus]) -> Timestamp | None:

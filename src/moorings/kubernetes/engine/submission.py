@@ -12,13 +12,13 @@ import hashlib
 import json
 import math
 import re
+from importlib.resources import files
 
 from moorings.core.model.claims import NAME_CHARS_MAX
 from moorings.core.model.serialization import from_plain, to_plain
 from moorings.engines.launch import (
     describe_lost_functions,
     job_environment,
-    no_terminal_error,
     rejected_error,
     signal_names,
     warn_signals,
@@ -45,8 +45,10 @@ RUN, ATTEMPT, INSTALLATION = "moorings/run", "moorings/attempt", "moorings/insta
 EPOCH, SUBMITTED_JOB = "moorings/epoch", "moorings/order"  # annotations
 
 NODE_LOST_S = 300  # how long a node may be silent before a run with retries counts as lost, as Kubernetes waits, too
+ATTENDED_S = 30.0  # a terminal counts as attended so long after 'moor' has said so, which it does every 10 s
 START_S = 600  # of a start, in which images are pulled: our own time limit counts from the program's beginning
 
+_AT_TERMINAL = files("moorings.kubernetes.engine").joinpath("at_terminal.sh").read_text(encoding="utf-8")
 _DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _HASH_CHARS = 24
 
@@ -57,8 +59,6 @@ def check_job(job: JobSpec) -> None:
     Raises:
         MooringsError: ``engine.rejected``.
     """
-    if job.terminal_keep_s is not None:
-        raise no_terminal_error("Kubernetes")
     if not job.image:
         raise rejected_error(
             "a run on Kubernetes needs a container image",
@@ -104,6 +104,8 @@ def describe_differences(job: JobSpec, settings: KubernetesEngineSettings) -> tu
         told.append("its CPUs are not asked of Kubernetes")
     if job.preemptible:
         told.append("Kubernetes warns it with TERM alone when others need what it has borrowed")
+    if job.terminal_keep_s is not None and job.terminal_keep_s < ATTENDED_S:
+        told.append(f"that its terminal is closed is noticed after {ATTENDED_S:g} s")
     if unseen := _unseen_reason(job, settings):
         told.append(f"{unseen}: it has to find them by itself when it starts again")
     return tuple(told)
@@ -147,6 +149,7 @@ def build_submitted_job(order: RunSubmission, settings: KubernetesEngineSettings
         time_limit_s=job.time_limit_s,
         warn_s=contract.warn_s,
         warn_signal=signal_names(warn_signals(contract.warn_signal, to_yield=False)),
+        keep_s=job.terminal_keep_s,
         unseen=_unseen_reason(job, settings) if job.checkpoint_directory is not None else "",
     )
 
@@ -207,7 +210,7 @@ def _pod_spec(order: RunSubmission, asked: SubmittedIPUJob, settings: Kubernetes
             {
                 "name": CONTAINER,
                 "image": job.image,
-                "command": [unexpanded(word) for word in job.started_command(order.resume_from)],
+                "command": [unexpanded(word) for word in _started_command(order)],
                 "workingDir": job.workdir,
                 "envFrom": [{"secretRef": {"name": secret_name(asked.name)}}],
                 "resources": {"requests": requests, "limits": limits},
@@ -227,12 +230,21 @@ def _pod_spec(order: RunSubmission, asked: SubmittedIPUJob, settings: Kubernetes
             for number, volume in enumerate(settings.volumes)
         ],
     }
+    if job.terminal_keep_s is not None:
+        found["containers"][0] |= {"stdin": True, "tty": True}
     if settings.sees_checkpoints_of(job):
         add_checkpoint_containers(found, order, settings.checkpoint_image)
     who = {"runAsUser": settings.user, "runAsGroup": settings.group}
     if any(number is not None for number in who.values()):
         found["securityContext"] = {key: number for key, number in who.items() if number is not None}
     return found
+
+
+def _started_command(order: RunSubmission) -> list[str]:
+    command = order.job.started_command(order.resume_from)
+    if order.job.terminal_keep_s is None:
+        return [*command]
+    return ["/bin/sh", "-c", _AT_TERMINAL, "moorings", *command]
 
 
 def build_secret(order: RunSubmission, asked: SubmittedIPUJob, uid: str) -> KubeObject:

@@ -24,7 +24,7 @@ from moorings.core.model.visibility import SEES_ALL, Visibility
 from moorings.drivers.simulated.driver import SimulatedDriver
 from moorings.drivers.simulated.faults import Fault, FaultKind
 from moorings.engines.launch import no_terminal_error
-from moorings.ports.engine import RunSubmission
+from moorings.ports.engine import RunSubmission, TaskContainer
 from moorings.ports.store import (
     LOG_START,
     AccessKey,
@@ -531,7 +531,7 @@ class FaultyEngine:
     async def signal(self, run: RunId, signal_name: str) -> None:
         await self._call(f"signal {run}", lambda: self._cluster.signal(run))
 
-    async def find_terminal(self, run: RunId) -> str:
+    async def find_terminal(self, run: RunId, *, attended: bool = False) -> str | TaskContainer:
         raise no_terminal_error("the simulator")
 
     async def logs(self, run: RunId, *, task: int | None, follow: bool) -> AsyncIterator[bytes]:
