@@ -35,6 +35,7 @@ class Process:
         group: its process group.
         session: its session.
         state: one letter; ``Z`` is a zombie.
+        name: of its program, the first 15 bytes, or what it calls itself.
     """
 
     pid: int
@@ -43,6 +44,7 @@ class Process:
     group: int
     session: int
     state: str
+    name: str = ""
 
     @property
     def has_exited(self) -> bool:
@@ -63,8 +65,10 @@ def parse_stat(text: bytes) -> Process:
     """Parse ``/proc/<pid>/stat``; its second field, the name, may hold spaces and parentheses."""
     head, _, tail = text.rpartition(b")")
     fields = tail.split()
+    pid, _, name = head.partition(b" (")
     return Process(
-        pid=int(head.split(b" ", 1)[0]),
+        pid=int(pid),
+        name=name.decode("utf-8", "replace"),
         state=fields[0].decode(),
         parent=int(fields[1]),
         group=int(fields[2]),
@@ -217,6 +221,17 @@ def handles_signal(pid: int, signum: int) -> bool:
 def has_variable(pid: int, name: str, value: str) -> bool:
     """Whether the process was started with that variable; False also if that is unreadable (another user's process)."""
     return f"{name}={value}".encode() in _read_proc_file(pid, "environ").split(b"\0")
+
+
+def is_in_container(pid: int) -> bool:
+    """Whether the process has another root folder than this one, as those inside a container have."""
+    try:
+        theirs, ours = os.stat(f"/proc/{pid}/root"), os.stat("/")  # noqa: PTH116 - the link itself is "/" for each
+    except FileNotFoundError:
+        return False  # it has ended
+    except PermissionError:
+        return True  # no program of the container's runtime hides it
+    return (theirs.st_dev, theirs.st_ino) != (ours.st_dev, ours.st_ino)
 
 
 def read_command_line(pid: int) -> list[bytes]:

@@ -29,6 +29,7 @@ from pathlib import Path
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.timestamps import Timestamp, seconds_between
 from moorings.engines.checkpoint_watch import CheckpointRecord
+from moorings.engines.containers import RUNTIME_VARIABLES, find_own_runtime
 from moorings.engines.fence import FileFence
 from moorings.engines.launch import (
     as_unavailable,
@@ -80,11 +81,12 @@ YIELD_OVERDUE_S = (
     10.0  # seconds past its deadline after which a run that has not yielded is cancelled: its supervisor is older
 )
 
-# A supervisor gets the variables that Python needs to start and to read file names as we do, and none of the
-# controller's secrets.
+# A supervisor gets the variables that Python needs to start and to read file names as we do, those by which a container
+# runtime finds its user's images, and none of the controller's secrets.
 _INHERITED = (
-    *("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "LC_CTYPE"),
+    *("LD_LIBRARY_PATH", "LANG", "LC_ALL", "LC_CTYPE"),
     *("PYTHONPATH", "PYTHONHOME", "PYTHONUTF8", "PYTHONPYCACHEPREFIX", "PYTHONDONTWRITEBYTECODE"),
+    *RUNTIME_VARIABLES,
 )
 
 
@@ -160,6 +162,8 @@ class LocalEngine:
         return False
 
     def check_job(self, job: JobSpec) -> Sequence[str]:
+        if job.image is not None:
+            find_own_runtime(job.image)
         return ()
 
     async def fence_below(self, epoch: Epoch) -> None:

@@ -21,6 +21,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from moorings.core.model.timestamps import Timestamp
+from moorings.engines.containers import RUNTIME_END_S, choose_receivers
 from moorings.engines.processes import (
     Process,
     ProcessTable,
@@ -28,6 +29,7 @@ from moorings.engines.processes import (
     descendants,
     has_file_open_below,
     has_variable,
+    is_in_container,
     list_processes,
     open_pidfd,
     read_command_line,
@@ -222,11 +224,19 @@ def kill_leftovers(
         witnessed: see ``LastKnownRun``.
     """
     give_up = time.monotonic() + KILL_WAIT_S
+    containers_until: float | None = None
     empty_scans = 0
     while empty_scans < EMPTY_SCANS:
         found = find_leftovers(folder, run, status, list_processes(), witnessed=witnessed)
         empty_scans = empty_scans + 1 if not found else 0
-        if found and not _kill(found, give_up):
+        if any(is_in_container(process.pid) for process in found):
+            containers_until = time.monotonic() + RUNTIME_END_S
+            give_up = containers_until + KILL_WAIT_S
+        if containers_until is not None and time.monotonic() < containers_until:
+            first = choose_receivers(found, signal.SIGKILL, is_in_container, runtime_is_late=False)
+            _kill(first, containers_until)
+            _wait_for_exits(found, containers_until)
+        elif found and not _kill(found, give_up):
             return False
     return True
 
@@ -253,6 +263,11 @@ def find_leftovers(
 
 def _kill(found: Sequence[Process], give_up: float) -> bool:
     """KILL them all and wait until they are dead; False if one is still alive at ``give_up`` (monotonic seconds)."""
+    return _wait_for_exits(found, give_up, signal.SIGKILL)
+
+
+def _wait_for_exits(found: Sequence[Process], give_up: float, signum: int = 0) -> bool:
+    """Send them a signal, 0 for none, and wait until they are dead; False if one is alive at ``give_up``."""
     waiting = select.poll()
     pidfds = set()
     try:
@@ -262,7 +277,7 @@ def _kill(found: Sequence[Process], give_up: float) -> bool:
                 pidfds.add(pidfd)
                 waiting.register(pidfd, select.POLLIN)
                 with contextlib.suppress(ProcessLookupError, PermissionError):
-                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                    signal.pidfd_send_signal(pidfd, signum)
         alive = set(pidfds)
         while alive:
             for pidfd, _ in waiting.poll(max(give_up - time.monotonic(), 0) * 1000):

@@ -23,6 +23,7 @@ from typing import Any
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.serialization import from_plain, to_plain
 from moorings.core.model.timestamps import DAY_S, Timestamp, seconds_between
+from moorings.engines.containers import find_runtime
 from moorings.engines.fence import FileFence
 from moorings.engines.launch import (
     as_unavailable,
@@ -124,6 +125,8 @@ class SharedEngine:
         return False
 
     def check_job(self, job: JobSpec) -> Sequence[str]:
+        if job.image is not None:
+            find_runtime(job.image)
         return ()
 
     async def fence_below(self, epoch: Epoch) -> None:

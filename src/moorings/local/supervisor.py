@@ -29,10 +29,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from moorings.core.model.bindings import Rendezvous, task_environment
+from moorings.core.model.errors import MooringsError
 from moorings.core.model.timestamps import Timestamp
 from moorings.engines.checkpoint_watch import CheckpointWatch
 from moorings.engines.launch import checkpoint_environment, warn_signals
 from moorings.engines.processes import (
+    ProcessTable,
     adopt_orphans,
     boot_id,
     descendants,
@@ -62,6 +64,7 @@ from moorings.local.records import (
     YieldRecord,
 )
 from moorings.local.run_folder import LocalRunFolder
+from moorings.local.task_containers import TaskContainers
 from moorings.local.terminal_server import TerminalServer
 from moorings.ports.engine import RunSubmission
 from moorings.workloads.checkpoints import newest_whole
@@ -133,6 +136,7 @@ class Supervisor:
         self._server = TerminalServer(folder.terminal, _wake_main_thread, _log_error)
         self._commands = CommandRunner(self._server, self._start_command)
         self._environment: Mapping[str, str] = {}  # of task 0
+        self._containers: TaskContainers | None = None
 
     def start(self) -> None:
         """Record this supervisor, then start the tasks unless the run must already stop.
@@ -171,6 +175,8 @@ class Supervisor:
         pause_s = KILL_RETRY_S
         while True:
             self._reap()
+            if self._containers is not None and not self._running_pids():
+                self._containers.end_pause(list_processes())
             move = decide_next(self._observe(), self._limits)
             match move.act:
                 case SupervisorAction.FINISH:
@@ -242,6 +248,8 @@ class Supervisor:
     def _start_command(
         self, command: tuple[str, ...], environment: Mapping[str, str], streams: Streams
     ) -> subprocess.Popen[bytes] | TaskNotStartedError:
+        if self._containers is not None:
+            command, environment = self._containers.place_beside(command, environment, is_terminal=streams.is_terminal)
         try:
             return start_task(command, self._order.job.workdir, environment, streams)
         except TaskNotStartedError as error:
@@ -257,6 +265,7 @@ class Supervisor:
         except (OSError, RecordUnreadableError) as error:
             raise TaskNotStartedError(NOT_EXECUTABLE, f"it could not be prepared: {error}") from error
         self._choose_checkpoint(checkpoints)
+        self._prepare_containers()
         self._started_at, self._started_s = _now(), time.monotonic()
         command = job.started_command(self._order.resume_from)
         for rank in range(job.tasks):
@@ -270,9 +279,29 @@ class Supervisor:
                 self._environment = environment
             streams = self._streams(rank, output)
             try:
-                self._tasks.append(SupervisedTask(rank, start_task(command, job.workdir, environment, streams)))
+                self._tasks.append(SupervisedTask(rank, self._start_task(rank, command, environment, streams)))
             finally:
                 os.close(streams.stdout)
+
+    def _prepare_containers(self) -> None:
+        """Find what runs the job's image, if it has one.
+
+        Raises:
+            TaskNotStartedError: nothing here does.
+        """
+        if self._order.job.image is None:
+            return
+        try:
+            self._containers = TaskContainers(self._order, self._folder.path)
+        except MooringsError as error:
+            raise TaskNotStartedError(NOT_EXECUTABLE, error.detail) from error
+
+    def _start_task(
+        self, rank: int, command: tuple[str, ...], environment: Mapping[str, str], streams: Streams
+    ) -> subprocess.Popen[bytes]:
+        if self._containers is not None:
+            command, environment = self._containers.place(rank, command, environment, is_terminal=streams.is_terminal)
+        return start_task(command, self._order.job.workdir, environment, streams)
 
     def _streams(self, rank: int, log: int) -> Streams:
         """What a task reads and writes; its caller closes the standard output.
@@ -366,7 +395,13 @@ class Supervisor:
         if failed and self._failure is None:
             first = min(failed, key=lambda task: task.rank)  # found at the same time: their order is unknown
             assert first.code is not None
-            self._failure = (first.code, describe_failure(first.rank, first.process.returncode))
+            self._failure = self._explain_failure(first, first.code)
+
+    def _explain_failure(self, task: SupervisedTask, code: int) -> tuple[int, str]:
+        """The exit code of a failed task, and a sentence on it."""
+        log = self._folder.log_path(self._order.attempt, task.rank)
+        told = self._containers.explain_failure(task.rank, code, log) if self._containers is not None else None
+        return told or (code, describe_failure(task.rank, task.process.returncode))
 
     def _wait_for_signal(self, within_s: float) -> None:
         """Wait for a signal, and act on it."""
@@ -407,6 +442,13 @@ class Supervisor:
         """Return process ids of the tasks that we have not reaped, so that their ids are not reused."""
         return [task.process.pid for task in self._tasks if task.code is None]
 
+    def _programs(self, table: ProcessTable) -> list[int]:
+        """Return the uppermost process of each running task's program."""
+        running = self._running_pids()
+        if self._containers is None:
+            return running
+        return [process.pid for process in self._containers.find_programs(running, table)]
+
     def _pids_of_run(self) -> list[int]:
         return [process.pid for process in descendants([os.getpid()], list_processes())]
 
@@ -419,19 +461,16 @@ class Supervisor:
                 self._checkpoints.expect_save()
         table = list_processes()
         to_yield = self._asked is not None
-        for pid in self._running_pids():
+        for pid in self._programs(table):
             signum = warn_task([pid], warn_signals(self._order.job.checkpoint.warn_signal, to_yield=to_yield), table)
             self._was_warned_by_term |= to_yield and signum == signal.SIGTERM
 
     def _forward_signal(self, signum: int) -> None:
         """Forward a signal: to the processes with a handler, else to the task itself, whatever it does."""
         table = list_processes()
-        for pid in self._running_pids():
-            receivers = find_signal_receivers(pid, signum, table)
-            for process in receivers:
+        for pid in self._programs(table):
+            for process in find_signal_receivers(pid, signum, table) or [table[pid]]:
                 send_signal(process, signum)
-            if not receivers:
-                os.kill(pid, signum)
 
     def _begin_stop(self, move: SupervisorDecision) -> None:
         self._ending, self._detail = move.ending, move.detail
@@ -448,6 +487,11 @@ class Supervisor:
         A task's own group is signalled in one call, so that no process can escape by forking. Processes outside the
         group are found by descent, because every orphan is our child.
         """
+        if self._containers is not None:
+            everyone = descendants([os.getpid()], list_processes())
+            for process in self._containers.choose_receivers(everyone, signum):
+                send_signal(process, signum)
+            return
         groups = self._running_pids()
         for group in groups:
             with contextlib.suppress(ProcessLookupError, PermissionError):

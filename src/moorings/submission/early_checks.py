@@ -19,14 +19,14 @@ _FIRST_LINE_BYTES = 256  # as much as Linux reads of it
 def check_startable(job: JobSpec) -> None:
     """Raise if the job cannot start here as things stand.
 
-    Setup lines decide themselves what there is: then the program is not looked for.
+    Setup lines decide themselves what there is, and an image has programs of its own: then none is looked for.
 
     Raises:
         MooringsError: ``job.not_startable``.
     """
     _check_folder(job.workdir)
     _check_checkpoints(job.checkpoint_directory)
-    if not job.setup:
+    if not job.setup and job.image is None:
         _check_program(job)
 
 

@@ -17,6 +17,7 @@ from moorings.core.model.quantities import parse_bytes, parse_duration_s
 from moorings.core.model.toml_table import TomlTable
 from moorings.submission.job_environment import named_variables, read_env_files, read_regular_text
 from moorings.workloads.environment import BASIC, ExportRule, choose_variables, parse_export
+from moorings.workloads.images import absolute_image
 from moorings.workloads.jobs import Accelerators, JobSpec, Resources, check_job, parse_job, read_job_table
 
 JOB_FILE_BYTES_MAX = 4 << 20  # its environment and command, escaped
@@ -80,6 +81,7 @@ def build_job(
         MooringsError: ``job.invalid``, ``claim.*``, ``duration.invalid``, ``size.invalid``.
     """
     rule = parse_export(flags.exported) if flags.exported is not None else None
+    image = absolute_image(flags.image, str(folder)) if flags.image is not None else None
     if isinstance(given, str):
         job = read_job(folder / given, environment, rule, usual_export, warn)
     elif given is not None:
@@ -91,6 +93,7 @@ def build_job(
             export=rule,
             usual_export=usual_export,
             on_dropped=warn,
+            image=image,
         )
     else:
         chosen = choose_variables(rule or ExportRule(usual_export), environment)
@@ -102,6 +105,7 @@ def build_job(
             workdir=str(folder),
             environment=chosen.variables,
             project=project,
+            image=image,
         )
     if command:
         job = replace(job, command=tuple(command))
@@ -115,6 +119,7 @@ def read_job(
     rule: ExportRule | None = None,
     usual_export: str = BASIC,
     warn: Callable[[str], None] = lambda _: None,
+    image: str | None = None,
 ) -> JobSpec:
     """The job in a job file.
 
@@ -124,6 +129,7 @@ def read_job(
         rule: which of them travel, whatever the file says.
         usual_export: which of them, if the file says nothing.
         warn: gets a sentence on each that cannot travel.
+        image: its container image, whatever the file says.
 
     Raises:
         MooringsError: ``job.invalid``, with file and line.
@@ -145,6 +151,7 @@ def read_job(
         export=rule,
         usual_export=usual_export,
         on_dropped=warn,
+        image=image,
     )
 
 
@@ -187,7 +194,6 @@ def _with_flags(job: JobSpec, flags: JobFlags, folder: Path) -> JobSpec:
         labels={**job.labels, **_labels(flags.labels)},
         setup=(*job.setup, *flags.setup),
         workdir=str((folder / flags.workdir).absolute()) if flags.workdir is not None else job.workdir,
-        image=flags.image if flags.image is not None else job.image,
         terminal_keep_s=flags.keep_s,
     )
 

@@ -76,6 +76,8 @@ ERRORS: dict[str, ErrorKind] = {
     "claim.too_large": ErrorKind(422, ExitCode.USAGE, "the size is more than the largest partition"),
     "claim.unknown": ErrorKind(404, ExitCode.NOT_FOUND, "there is no such claim"),
     "config.invalid": ErrorKind(500, ExitCode.USAGE, "a configuration file cannot be used"),
+    "container.no_image": ErrorKind(422, ExitCode.USAGE, "the container image could not be fetched"),
+    "container.no_runtime": ErrorKind(422, ExitCode.USAGE, "nothing here can run the job's container image"),
     "controller.busy": ErrorKind(503, ExitCode.UNREACHABLE, "the controller has too much to do"),
     "controller.foreign": ErrorKind(401, ExitCode.DENIED, "another user's program is at the controller's address"),
     "controller.no_leader": ErrorKind(503, ExitCode.UNREACHABLE, "no controller leads at this moment"),

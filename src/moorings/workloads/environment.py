@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from moorings.core.model.errors import MooringsError
+from moorings.workloads.images import means_the_machine
 
 ENVIRONMENT_CHARS_MAX = 262_144  # all names and values
 VARIABLE_BYTES_MAX = 131_071  # of NAME=value: Linux starts no program with a longer one
@@ -88,17 +89,20 @@ def _export_error(problem: str) -> MooringsError:
     return MooringsError("job.invalid", f"export: {problem}", hint=hint)
 
 
-def choose_variables(rule: ExportRule, submitter: Mapping[str, str]) -> ExportedVariables:
+def choose_variables(rule: ExportRule, submitter: Mapping[str, str], *, into_image: bool = False) -> ExportedVariables:
     """The variables that travel by a rule.
 
     Args:
         rule: the rule.
         submitter: the variables of the person's shell; a byte that is not UTF-8 is a lone surrogate.
+        into_image: the job runs in a container image, which has programs and files of its own.
     """
     dropped = [f"{name} is not set here" for name in rule.names if name not in submitter]
     found: dict[str, str] = {}
     for name, value in submitter.items():
-        if name not in rule.names and not _is_in_base(rule.base, name):
+        if name not in rule.names and not (
+            _is_in_base(rule.base, name) and not (into_image and means_the_machine(name))
+        ):
             continue
         if (why := _unfit_reason(name, value)) == "":
             found[name] = value

@@ -12,6 +12,7 @@
     priority = 0
     preemptible = false           # may be stopped for a guaranteed claim, and resumes later
     retries = 0                   # how often it resumes after the loss of its machine or devices
+    image = "registry.example/digits:1"  # the container image in which it runs
     array = "0-99%8"              # one run for each index, of which 8 at most ask for devices at once
     after = ["prepare:ok"]        # runs that must have ended before it asks for devices; `:ok`, `:any` or `:failed`
 
@@ -38,9 +39,6 @@
     warn = "2:00"
     grace = "0:30"
     resume_arg = "--resume {}"    # appended to the command when it resumes; or read MOORINGS_RESUME_FROM
-
-    [kubernetes]
-    image = "registry.example/digits:1"
 """
 
 from __future__ import annotations
@@ -50,6 +48,7 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from moorings.core.model.claims import TIME_LIMIT_S_MAX, CheckpointContract, ClaimSpec, check_spec
 from moorings.core.model.devices import PoolName
@@ -66,12 +65,14 @@ from moorings.workloads.environment import (
     NONE,
     SETUP_CHARS_MAX,
     SETUP_LINES_MAX,
+    ExportedVariables,
     ExportRule,
     check_environment,
     choose_variables,
     parse_export,
     with_setup,
 )
+from moorings.workloads.images import absolute_image, check_image
 from moorings.workloads.labels import check_labels
 
 JOB_NAME_CHARS_MAX = 63
@@ -122,6 +123,8 @@ class JobSpec:
         tasks: processes, one a GCD.
         time_limit_s: wall-clock limit of the run, or None.
         checkpoint_directory: absolute folder, or None.
+        image: the container image in which the tasks run, by its name in a registry or the path of a file; None:
+            they run on the machine itself.
         labels: chosen by its owner; they may be changed.
         lease_s: the job is cancelled unless its claim's lease is renewed within this time; None: no lease.
         appliance: its part in a workflow of an appliance.
@@ -252,6 +255,8 @@ def check_job(job: JobSpec) -> JobSpec:
     _check_retries(job)
     _check_setup(job.setup)
     check_environment(job.environment)
+    if job.image is not None:
+        check_image(job.image)
     if job.terminal_keep_s is not None and not 0 <= job.terminal_keep_s <= TIME_LIMIT_S_MAX:  # nor NaN
         raise MooringsError(
             "job.invalid", f"keep {job.terminal_keep_s:g} s is out of range", hint="use 0 s to 366 days"
@@ -416,6 +421,7 @@ def parse_job(
     export: ExportRule | None = None,
     usual_export: str = BASIC,
     on_dropped: Callable[[str], None] = lambda _: None,
+    image: str | None = None,
 ) -> JobSpec:
     """The job of a job file.
 
@@ -428,6 +434,7 @@ def parse_job(
         export: which of them, instead of what the file says.
         usual_export: which of them, if neither says it.
         on_dropped: gets a sentence on each variable that cannot travel.
+        image: its container image, instead of what the file says.
 
     Raises:
         MooringsError: ``job.invalid`` (file and line named), or ``claim.*`` if the numbers cannot work.
@@ -441,6 +448,7 @@ def parse_job(
         export=export,
         usual_export=usual_export,
         on_dropped=on_dropped,
+        image=image,
     )
 
 
@@ -453,14 +461,15 @@ def read_job_table(
     export: ExportRule | None,
     usual_export: str,
     on_dropped: Callable[[str], None],
+    image: str | None = None,
 ) -> JobSpec:
     """The job of the top table of a job file; arguments and errors are those of ``parse_job``."""
     accelerators, resources = _accelerators(top.table("accelerators")), _resources(top.table("resources"))
     contract, directory, resume_args = _checkpoint(top.table("checkpoint"), folder)
-    kubernetes = top.table("kubernetes")
-    image = kubernetes.text("image") if kubernetes.has("image") else None
-    kubernetes.reject_unknown_keys()
-    environment = _environment(top.table("environment"), submitter, export, usual_export, on_dropped)
+    named = _image(top, folder)
+    image = named if image is None else image
+    choose = partial(choose_variables, submitter=submitter, into_image=image is not None)
+    environment = _environment(top.table("environment"), choose, export, usual_export, on_dropped)
     job = JobSpec(
         name=top.text("name", default_name),
         command=_command(top),
@@ -537,15 +546,26 @@ def _resources(table: TomlTable) -> Resources:
     return wanted
 
 
+def _image(top: TomlTable, folder: str) -> str | None:
+    """The image; the table ``kubernetes`` has it in files of earlier releases."""
+    kubernetes = top.table("kubernetes")
+    table = kubernetes if kubernetes.has("image") else top
+    if kubernetes.has("image") and top.has("image"):
+        kubernetes.fail_at("image", "the file names an image twice", hint="leave the one in [kubernetes] out")
+    image = absolute_image(table.text("image"), folder) if table.has("image") else None
+    kubernetes.reject_unknown_keys()
+    return image
+
+
 def _environment(
     table: TomlTable,
-    submitter: Mapping[str, str],
+    choose: Callable[[ExportRule], ExportedVariables],
     export: ExportRule | None,
     usual: str,
     on_dropped: Callable[[str], None],
 ) -> dict[str, str]:
     chosen = _export_rule(table, usual)
-    found = choose_variables(export or chosen, submitter)
+    found = choose(export or chosen)
     for sentence in found.dropped:
         on_dropped(sentence)
     variables = dict(found.variables)

@@ -50,7 +50,9 @@ def start():
 
 def test_a_name_with_parentheses_and_spaces_confuses_nobody():
     text = b"42 (a) S 1 (b c) Z 7 42 43 0 -1 4194304 1 2 3 4 5 6 7 8 20 0 1 0 98765 1000 200\n"
-    assert parse_stat(text) == Process(pid=42, ticks=98765, parent=7, group=42, session=43, state="Z")
+    assert parse_stat(text) == Process(
+        pid=42, ticks=98765, parent=7, group=42, session=43, state="Z", name="a) S 1 (b c"
+    )
 
 
 def test_we_are_there_and_our_parent_is_our_parent():

@@ -168,7 +168,7 @@ FIELDS: dict[tuple[str, str], tuple[str, str]] = {
     ("JobShape", "timeLimitS"): (_LIMIT, "Time limit of the run; endless if it is left out."),
     ("JobShape", "checkpoint"): (_CONTRACT, "What it promises about stopping."),
     ("JobShape", "checkpointDirectory"): ("an absolute path", "Told to the tasks as `MOORINGS_CHECKPOINT_DIR`."),
-    ("JobShape", "image"): ("text", "Container image; nothing uses it on one machine."),
+    ("JobShape", "image"): ("text", "The container image in which the tasks run."),
     ("JobShape", "labels"): (_LABELS, "What it is found by."),
     ("JobShape", "leaseS"): (
         f"{LEASE_S_MIN} to {LEASE_S_MAX:,} s",

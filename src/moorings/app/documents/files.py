@@ -120,6 +120,10 @@ JOB: tuple[FileKey, ...] = (
         "`RUN:failed`. If one ends in another way, the run is cancelled.",
     ),
     FileKey(
+        *("", "image", "string", "", "a name in a registry, or the path of a SIF file"),
+        "The [container image](../how-to/container-images.md) in which the tasks run.",
+    ),
+    FileKey(
         *("", "array", "string", "", f"up to {ELEMENTS_MAX:,} indexes, each up to 999,999"),
         'One run for each index: `"0-99"`, `"1,3,7-9"`, `"0-10:2"`. With `%8` behind it, 8 at most ask for '
         "devices at once.",
@@ -216,7 +220,7 @@ JOB: tuple[FileKey, ...] = (
         f"0 s to {_DAYS} days",
         "Time between TERM and KILL.",
     ),
-    FileKey("kubernetes", "image", "string", "", "", "Container image; nothing uses it on one machine."),
+    FileKey("kubernetes", "image", "string", "", "", "The same as `image`, as files of earlier releases have it."),
 )
 
 

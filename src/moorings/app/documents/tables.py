@@ -36,6 +36,7 @@ READ: dict[str, tuple[str, str]] = {
     "HOME": ("both", "where `~` is"),
     "XDG_CONFIG_HOME": ("moor", "instead of `~/.config`"),
     "XDG_CACHE_HOME": ("moor", "instead of `~/.cache`, for names that the shell completes"),
+    "XDG_DATA_HOME": ("both", "instead of `~/.local/share`, where podman keeps a person's images"),
     "XDG_RUNTIME_DIR": ("jobs", "where an appliance's systems meet their weight servers; without it `/tmp`"),
     "XDG_STATE_HOME": ("both", "instead of `~/.local/state`"),
     "MOORINGS_DATA": ("both", "the controller's data folder"),

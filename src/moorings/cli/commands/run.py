@@ -15,6 +15,7 @@ from moorings.cli.interactive import SIGHUP_EXIT, TerminalSession, check_termina
 from moorings.client.jobs import job_shape
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.quantities import parse_duration_s
+from moorings.submission.container_images import fetch_image
 from moorings.submission.early_checks import check_startable
 from moorings.submission.handing_in import create_run, hand_in, without_values
 from moorings.submission.job_building import JobFlags, build_job
@@ -123,7 +124,7 @@ class RunCommand(CommandBehindDashes):
     metavar="NAME",
     help="The engine: local, or slurm or kubernetes if set up (local).",
 )
-@click.option("--image", metavar="IMAGE", help="Container image of the tasks, on Kubernetes.")
+@click.option("--image", metavar="IMAGE", help="Run the tasks in this container image, as registry.example/digits:1.")
 @click.option("--resume", metavar="RUN", help="Begin from the newest whole checkpoint of an earlier run.")
 @click.option("--from", "from_", metavar="CHECKPOINT", help="With --resume: from this one, by path or name.")
 @click.option("-i", "--interactive", is_flag=True, help="Give task 0 a terminal, and attach to it.")
@@ -218,6 +219,8 @@ def run(
         return _show_job(session, without_values(request))
     if place is not JobPlace.ELSEWHERE:
         check_startable(job)
+        if job.image is not None:
+            fetch_image(job.image, session.environment, session.console.info)
     if interactive and not detach:
         check_terminal()
         if engine == "kubernetes":

@@ -43,7 +43,8 @@ _NOT_OF_A_SHELL = frozenset({"file", "detach", "interactive", "resume", "from_",
 def _run_shell(ctx: click.Context, /, **flags: object) -> int:
     """Run a shell."""
     session = ctx.ensure_object(CommandContext)
-    ctx.meta["command"] = find_command(session.environment, in_container=flags["engine"] == "kubernetes")
+    in_container = flags["engine"] == "kubernetes" or flags["image"] is not None
+    ctx.meta["command"] = find_command(session.environment, in_container=in_container)
     absent: dict[str, object] = dict.fromkeys(_NOT_OF_A_SHELL) | {"file": (), "detach": False, "interactive": True}
     result: int = ctx.invoke(run, **absent, **flags)
     return result
@@ -55,8 +56,8 @@ shell = MoorCommand(
     params=[each for each in run.params if each.name not in _NOT_OF_A_SHELL and not (each.name or "_").startswith("_")],
     help="Open a shell on a partition of its own.\n\n"
     "It is your login shell, in this folder, and holds its devices until you leave it. Ctrl-P Ctrl-Q detaches; if it "
-    "stays so, or its terminal is closed, for the time of --keep, it ends. On Kubernetes it is the image's bash or sh, "
-    "and your own kubectl attaches to it: to detach, close the terminal.",
+    "stays so, or its terminal is closed, for the time of --keep, it ends. With --image it is the image's bash or sh. "
+    "On Kubernetes your own kubectl attaches to that: to detach, close the terminal.",
     epilog=examples(
         "moor shell --ipus 4", "moor shell --size 0 --cpus 2", "moor shell --ipus 4 --time 2:00:00 --keep 1h"
     ),

@@ -52,6 +52,9 @@ def check_job(job: JobSpec) -> None:
     """
     if job.terminal_keep_s is not None:
         raise no_terminal_error("Slurm")
+    if job.image is not None:
+        hint = "let its command start the container: apptainer exec IMAGE python3 train.py"
+        raise rejected_error("a run on Slurm is not put into a container image", hint)
     if job.needs_devices and job.accelerators.kind != KIND:
         hint = "use the engine local for these, where the controller has a pool of them"
         raise rejected_error(
