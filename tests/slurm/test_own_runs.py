@@ -468,12 +468,14 @@ def test_an_array_keeps_to_its_limit_and_each_element_is_a_job(site: IpuSite, an
 
 
 def test_slurm_waits_for_other_runs_while_the_controller_is_away(site: IpuSite, ann: Person) -> None:
-    good = detached(ann, "--", "sh", "-c", "sleep 2")
-    bad = detached(ann, "--", "sh", "-c", "sleep 2; exit 3")
+    waits = f"while [ ! -e {ann.home}/go-on ]; do sleep 0.2; done"
+    good = detached(ann, "--", "sh", "-c", waits)
+    bad = detached(ann, "--", "sh", "-c", f"{waits}; exit 3")
     both = detached(ann, "--after", good, "--after", f"{bad}:failed", "--", "true")
     last = detached(ann, "--after", f"{both}:any", "--after", f"{bad}:any", "--", "true")
     never = detached(ann, "--after", bad, "--", "true")
     site.controller.kill()
+    (ann.home / "go-on").touch()
     until(lambda: (ann.runs / last / "0" / "done").exists(), 90)
     site.controller.start()
     assert [ended(ann, ident)["state"] for ident in (good, bad, both, last)] == [
@@ -487,7 +489,8 @@ def test_slurm_waits_for_other_runs_while_the_controller_is_away(site: IpuSite, 
 
 
 def test_a_run_waits_for_all_of_an_array_or_is_refused_at_once(site: IpuSite, ann: Person, bob: Person) -> None:
-    array = detached(ann, "--array", "0-2", "--name", "parts", "--", "sh", "-c", "sleep $MOORINGS_ARRAY_INDEX")
+    waits = f"while [ ! -e {ann.home}/all-on ]; do sleep 0.2; done"
+    array = detached(ann, "--array", "0-2", "--name", "parts", "--", "sh", "-c", waits)
     merged = detached(ann, "--after", "parts", "--", "true")
     assert run_of(site, merged)["job"]["after"] == [f"{array}:ok"]
     for words, said in (
@@ -501,6 +504,8 @@ def test_a_run_waits_for_all_of_an_array_or_is_refused_at_once(site: IpuSite, an
     code, _, error = finish(ann.run("--size", "0", "--after", stranger, "--", "true"))
     assert code != 0, error
     bob.ask("cancel", stranger)
+    assert run_of(site, merged)["state"] == "WAITING"
+    (ann.home / "all-on").touch()
     assert ended(ann, merged)["state"] == "SUCCEEDED"
     assert all(ended(ann, f"{array}-{index}")["state"] == "SUCCEEDED" for index in range(3))
     code, _, error = finish(ann.run("--size", "0", "--after", f"{array}-1:failed", "--", "true"))
