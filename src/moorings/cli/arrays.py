@@ -128,9 +128,20 @@ def fold_waiting(entries: Sequence[QueueEntry]) -> list[QueueEntry]:
 def fold_elements(runs: Sequence[RunBody]) -> list[RunBody]:
     """The runs, with those elements of an array that wait, or have ended alike, as one, in the place of the first."""
     alike: dict[tuple[object, ...], list[RunBody]] = {}
-    for run in runs:
+    for run in _by_index(runs):
         alike.setdefault(_fold_key(run), []).append(run)
     return [_fold_runs(group) if len(group) > 1 else group[0] for group in alike.values()]
+
+
+def _by_index(runs: Sequence[RunBody]) -> list[RunBody]:
+    """The runs in their order, those of an array by index: ids are sorted as texts."""
+    places: dict[str, int] = {}
+
+    def place(at: int, run: RunBody) -> tuple[int, int]:
+        return (places.setdefault(run.array.id, at), run.array.index) if run.array is not None else (at, 0)
+
+    placed = [(place(at, run), run) for at, run in enumerate(runs)]
+    return [run for _, run in sorted(placed, key=lambda pair: pair[0])]
 
 
 def _fold_key(run: RunBody) -> tuple[object, ...]:

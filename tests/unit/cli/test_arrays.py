@@ -119,7 +119,7 @@ def test_get_shows_the_runs_of_an_array(server, moor):
 
 
 def test_a_list_of_runs_has_one_line_for_those_that_wait(server, moor):
-    server.on("GET", "/v1/runs", runs(*MIXED))
+    server.on("GET", "/v1/runs", runs(MIXED[0], MIXED[2], MIXED[1], MIXED[3]))  # as texts, -10 comes before -2
     lines = moor("get", "runs")[1].splitlines()[1:]
     assert [line.split()[:3] for line in lines] == [
         [f"{ARRAY}-0", "sweep-0", "SUCCEEDED"],
