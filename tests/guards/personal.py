@@ -10,6 +10,8 @@ PEOPLE = "tests/unit/slurm/test_people_of_claims.py::"
 TOKEN = "tests/unit/api/test_run_token.py::"
 FOLDER = "tests/unit/slurm/test_own_runs_folder.py::"
 VARIABLES = "tests/unit/engines/test_environments.py::"
+HANDED_IN = "tests/unit/controller/test_handed_in.py::"
+ORDER = "tests/unit/workloads/test_dependencies.py::"
 SERVICE = "tests/unit/controller/test_service.py::"
 
 PERSONAL = (
@@ -111,5 +113,23 @@ PERSONAL = (
         cut="(since is not None or spec.person)",
         put="since is not None",
         tests=(f"{SERVICE}test_only_an_agent_says_for_whom_it_claims",),
+    ),
+    Guard(
+        law="10",
+        what="each run of an array is made only of what its own person has handed in",
+        file="controller/run_service.py",
+        at="RunService._check_person",
+        cut="continue",
+        put="return",
+        tests=(f"{HANDED_IN}test_one_strangers_entry_among_ones_own_starts_nothing",),
+    ),
+    Guard(
+        law="10",
+        what="each element of an array has a token of its own",
+        file="workloads/run_turn.py",
+        at="_element",
+        cut="given.token_digests[place]",
+        put="given.token_digests[0]",
+        tests=(f"{ORDER}test_what_its_person_submits_is_never_held_back_here",),
     ),
 )
