@@ -101,6 +101,7 @@ COMMANDS = {
     "moor get runs -o custom-columns=NAME:.name": Line(r"\ANAME\ntrain\Z"),
     "moor events --run train": Line(r"(?s)run\.created.*run\.started"),
     "moor logs train --tail 1": Line(r"\Aon\Z"),
+    "moor logs train --since 10m": Line(r"\Abegan\non\Z"),
     "moor exec train -- bash": Line("at pod64:0", types='echo "at ${MOORINGS_DEVICES%%,*}"\nexit\n'),
     "moor port-forward train 0:8888": Line(r"Forwarding from 127\.0\.0\.1:\d+ -> 8888", types="\x03", ready="8888"),
     "moor get devices": Line(r"(?s)pod64:0-1 .*pod64:2-63"),

@@ -178,7 +178,16 @@ run = moorings.submit(lambda word: (word, os.getuid(), os.environ["MOORINGS_DEVI
 print(run.result())
 found = moorings.find_run(run.id)
 print(found.result() == run.result(), found.logs() == "")
+print([run.result() for run in moorings.map_array(lambda x: x + 1, range(3), size=0)])
 """
+
+
+def test_output_since_a_time_is_read_of_its_person_alone(machine: SharedMachineRig) -> None:
+    done = machine.moor("ann", "run", "--size", "0", "--name", "spoke", "--", "echo", "spoken")
+    assert done.returncode == 0, done.stderr
+    (run,) = [each for each in machine.ask("ann", "get", "runs", "--all")["items"] if each["name"] == "spoke"]
+    assert machine.moor("ann", "logs", run["id"], "--since", "10m").stdout == "spoken\n"
+    assert machine.moor("ann", "logs", run["id"], "--since", "2100-01-01").stdout == ""
 
 
 def test_a_function_of_a_program_runs_as_its_person(machine: SharedMachineRig) -> None:
@@ -186,9 +195,9 @@ def test_a_function_of_a_program_runs_as_its_person(machine: SharedMachineRig) -
     program.write_text(_SUBMITS)
     done = machine.command("ann", PYTHON, "submits.py")
     assert done.returncode == 0, done.stderr + machine.logs()
-    value, again = done.stdout.splitlines()
+    value, again, array = done.stdout.splitlines()
     assert value.startswith(f"('hello', {PEOPLE['ann']}, 'pod64:")
-    assert again == "True True"
+    assert (again, array) == ("True True", "[1, 2, 3]")
     files = list((machine.root / "home/ann/.local/state/moorings/functions").rglob("*"))
     assert {path.lstat().st_uid for path in files} == {PEOPLE["ann"]}
     assert {path.stat().st_mode & 0o077 for path in files if not path.is_symlink()} == {0}

@@ -20,7 +20,9 @@ from moorings.core.model.claims import SIZE_MAX, ClaimState
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.quantities import parse_duration_s
 from moorings.core.model.queue_reports import INSTANCE_ID_CHARS
+from moorings.core.model.timestamps import Timestamp
 from moorings.ports.store import Seq
+from moorings.wire.codec import parse_time
 from moorings.workloads.appliance import ApplianceJobType
 from moorings.workloads.jobs import TASKS_MAX
 from moorings.workloads.runs import ENDED as RUN_ENDED
@@ -120,6 +122,16 @@ def _number(name: str, low: int, high: int) -> Callable[[str], int]:
         if not _NUMBER.fullmatch(text) or not text.isascii() or not low <= int(text) <= high:
             _refuse(name, f"be a whole number from {low} to {high}", text)
         return int(text)
+
+    return read
+
+
+def _time(name: str) -> Callable[[str], Timestamp]:
+    def read(text: str) -> Timestamp:
+        try:
+            return parse_time(text)
+        except MooringsError:
+            _refuse(name, "be a time with its zone, as 2026-01-31T12:00:00Z", text)
 
     return read
 
@@ -265,6 +277,12 @@ TASK = Parameter(
     _one(_number("task", 0, TASKS_MAX), None),
 )
 ATTENDED = _flag("attended", "Somebody is at its terminal, as the caller sees it.")
+SINCE = Parameter(
+    "since",
+    "Only what was written after this time, and up to a few seconds before it.",
+    {"type": "string", "format": "date-time"},
+    _one(_time("since"), None),
+)
 FOLLOW = _flag("follow", "Go on until the run has ended.")
 
 AFTER = Parameter(

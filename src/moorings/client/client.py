@@ -349,12 +349,16 @@ class Client:
         """Let a paused run wait in the queue again."""
         return self._call(operations.RESUME_RUN, ident, body=request or ResumeRequest())
 
-    def logs(self, ident: str, *, task: int | None = None, follow: bool = False) -> Iterator[bytes]:
+    def logs(
+        self, ident: str, *, task: int | None = None, follow: bool = False, since: str | None = None
+    ) -> Iterator[bytes]:
         """The output of a run from its beginning, as it comes; with ``follow`` until the run ends.
+
+        ``since``: only what was written after that time of the API.
 
         A lost connection is an error here: the caller must skip what it has read before.
         """
-        call = build_call(operations.GET_LOGS, ident, task=task, follow=follow)
+        call = build_call(operations.GET_LOGS, ident, task=task, follow=follow, since=since)
         with self._transport.open_stream(call) as chunks:
             yield from chunks
 

@@ -10,7 +10,7 @@ import contextlib
 import heapq
 import logging
 import re
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from moorings.controller.idempotency import check_idempotency_key, request_digest
@@ -26,6 +26,7 @@ from moorings.core.model.errors import MooringsError
 from moorings.core.model.inputs import SetPriority
 from moorings.core.model.reasons import Reason
 from moorings.core.model.serialization import to_plain_without_defaults
+from moorings.core.model.timestamps import Timestamp
 from moorings.core.model.visibility import Visibility, check_may_manage, visible_to
 from moorings.ports.clock import Ids
 from moorings.ports.engine import Engine, TaskContainer
@@ -580,26 +581,42 @@ class RunService:
         detail = f"{error.detail}; the processes of run {run.id} were told to stop, and nothing of that is saved yet"
         return MooringsError(error.code, detail, hint=error.hint, retryable=error.retryable)
 
-    async def logs(self, caller: Caller, ident: str, *, task: int | None, follow: bool) -> AsyncIterator[bytes]:
-        """The output of a run's tasks, in chunks.
+    async def logs(
+        self, caller: Caller, ident: str, *, task: int | None, follow: bool, since: Timestamp | None = None
+    ) -> AsyncIterator[bytes]:
+        """The output of a run's tasks, in chunks; ``since``: what was written after that time.
 
         Raises:
-            MooringsError: ``run.unknown``, ``engine.unknown``, ``page.invalid`` (no such task).
+            MooringsError: ``run.unknown``, ``engine.unknown``, ``page.invalid`` (no such task); with ``since``
+                ``engine.rejected``, if its engine does not know when output was written.
         """
         run = await self._find_run(ident, caller, among_own=True)
         if run.engine not in self._engines:
             raise MooringsError("engine.unknown", f"engine {run.engine} of run {run.id} is not set up here now")
         if task is not None and not 0 <= task < run.job.tasks:
             raise MooringsError("page.invalid", f"run {run.id} has tasks 0 to {run.job.tasks - 1}, not {task}")
-        return self._logs(caller, run, task, follow)
+        if since is not None:
+            await self._check_times(run, task, since)
+        return self._logs(caller, run, task, follow, since)
 
-    async def _logs(self, caller: Caller, run: Run, task: int | None, follow: bool) -> AsyncIterator[bytes]:
+    async def _check_times(self, run: Run, task: int | None, since: Timestamp) -> None:
+        """Raise at once if its engine does not know when output was written: an answer that has begun has no error."""
+        chunks = self._engines[run.engine].logs(run.id, task=task, follow=False, since=since)
+        try:
+            await anext(chunks, b"")
+        finally:
+            if isinstance(chunks, AsyncGenerator):
+                await chunks.aclose()
+
+    async def _logs(
+        self, caller: Caller, run: Run, task: int | None, follow: bool, since: Timestamp | None
+    ) -> AsyncIterator[bytes]:
         waiting = (RunState.WAITING, RunState.STARTING, RunState.PAUSED)
         while follow and run.state in waiting and run.started_at is None:  # a requeued run has output
             run = await self._follower.next_version(run)
         again = follow and run.attempt > 0 and run.state in waiting
         follows = follow and not run.is_ended and not again
-        async for chunk in self._engines[run.engine].logs(run.id, task=task, follow=follows):
+        async for chunk in self._engines[run.engine].logs(run.id, task=task, follow=follows, since=since):
             self._check_visible(caller, run)  # a membership may end while it is followed
             yield chunk
         while again and run.state in waiting:  # then it ends: the client asks again, and gets what was added

@@ -8,9 +8,14 @@ line or a log.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
+
+from moorings.core.model.timestamps import Timestamp
+from moorings.engines.launch import rejected_error
+from moorings.engines.output_times import size_at, times_path
 
 CHUNK_BYTES = 64 << 10
 FOLLOW_S = 0.2
@@ -38,6 +43,28 @@ class TaskLog:
         except FileNotFoundError:
             return 0
 
+    def skip_until(self, since: Timestamp) -> None:
+        """Begin with what was written since a time: at the line of the first byte that had not been seen then.
+
+        Raises:
+            MooringsError: ``engine.rejected``: no times were noted of this output.
+            OSError: a file cannot be read.
+        """
+        found, written_us = None, 0
+        with contextlib.suppress(FileNotFoundError), self._opened(self._path) as log:
+            written_us = os.fstat(log).st_mtime_ns // 1000
+        with contextlib.suppress(FileNotFoundError), self._opened(times_path(self._path)) as times:
+            found = size_at(times, since)
+        if written_us < since:  # also of an attempt that ended before its last size was noted
+            self._offset = self.size()
+            return
+        if found is None and self.size():
+            hint = "without --since it is shown from its beginning; --tail shows the last lines"
+            raise rejected_error(f"when the output in {self._path.name} was written is not known", hint)
+        self._offset = max(0, (found or 0) - CHUNK_BYTES)
+        before = self._read_raw((found or 0) - self._offset)
+        self._offset = self._offset + before.rfind(b"\n") + 1 if b"\n" in before or not self._offset else found or 0
+
     def has_unread(self) -> bool:
         """Whether the file has more than was read."""
         return self.size() > self._offset
@@ -64,12 +91,17 @@ class TaskLog:
     def _read_raw(self, length: int) -> bytes:
         if length <= 0:
             return b""
+        with self._opened(self._path) as descriptor:
+            return os.pread(descriptor, length, self._offset)
+
+    @contextlib.contextmanager
+    def _opened(self, path: Path) -> Iterator[int]:
         # The job may have replaced its log by a pipe or a link: do not wait for one or follow one.
-        fd = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            return os.pread(fd, length, self._offset)
+            yield descriptor
         finally:
-            os.close(fd)
+            os.close(descriptor)
 
 
 def complete_utf8_length(data: bytes) -> int:
@@ -88,6 +120,17 @@ def prefix_lines(data: bytes, prefix: bytes) -> bytes:
         return data
     lines = data.removesuffix(b"\n").split(b"\n")
     return b"".join(prefix + line + b"\n" for line in lines)
+
+
+async def skip_until(logs: Sequence[TaskLog], since: Timestamp | None) -> None:
+    """Let logs begin with what was written since a time; None: with all.
+
+    Raises:
+        as ``TaskLog.skip_until``.
+    """
+    if since is not None:
+        for log in logs:
+            await asyncio.to_thread(log.skip_until, since)
 
 
 async def read_logs(

@@ -107,12 +107,19 @@ class ScheduledEngine(ABC):
     async def find_terminal(self, run: RunId, *, attended: bool = False) -> str | TaskContainer:
         raise no_terminal_error(self.scheduler)
 
-    async def logs(self, run: RunId, *, task: int | None, follow: bool) -> AsyncIterator[bytes]:
+    async def logs(
+        self, run: RunId, *, task: int | None, follow: bool, since: Timestamp | None = None
+    ) -> AsyncIterator[bytes]:
         """Yield the output of a run's newest attempt; nothing, at once, for a run that was never submitted.
 
         Raises:
             MooringsError: ``engine.rejected``, ``engine.unavailable``.
         """
+        if since is not None:
+            raise rejected_error(
+                f"run {run} does not run on this machine: when its output was written is not known",
+                "without --since it is shown from its beginning; --tail shows the last lines",
+            )
         attempt = await self._newest_attempt(run)
         if attempt is None:
             return

@@ -39,7 +39,7 @@ from moorings.engines.launch import (
     rejected_error,
     unavailable_error,
 )
-from moorings.engines.logs import TaskLog, read_logs
+from moorings.engines.logs import TaskLog, read_logs, skip_until
 from moorings.engines.polling import wait_for_change
 from moorings.engines.processes import boot_id, list_processes, open_pidfd, send_signal
 from moorings.local.finalize import (
@@ -231,7 +231,9 @@ class LocalEngine:
             raise MooringsError("run.not_running", f"run {run} has no processes")
         return str(watch.folder.terminal)
 
-    async def logs(self, run: RunId, *, task: int | None, follow: bool) -> AsyncIterator[bytes]:
+    async def logs(
+        self, run: RunId, *, task: int | None, follow: bool, since: Timestamp | None = None
+    ) -> AsyncIterator[bytes]:
         """Yield the output of a run, attempt by attempt; nothing, at once, for a run that was never submitted.
 
         Raises:
@@ -260,6 +262,7 @@ class LocalEngine:
             )
 
         try:
+            await skip_until(logs, since)
             async for chunk in read_logs(logs, ended=ended if follow else None, pause=self._clock.sleep):
                 yield chunk
         except OSError as error:

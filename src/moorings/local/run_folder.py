@@ -13,6 +13,7 @@
         checkpoints.json    the newest checkpoints, as its supervisor last saw them
         ipuof/              files of the binding, while the run lives
         logs/<attempt>/<rank>.log
+        logs/<attempt>/<rank>.times  when it grew (engines/output_times.py)
         supervisor.log      errors of supervisors
         terminal            socket: where the supervisor listens for the run's person
 
@@ -40,6 +41,7 @@ from typing import TypeVar
 
 from moorings.core.model.timestamps import Timestamp
 from moorings.engines.checkpoint_watch import CheckpointRecord
+from moorings.engines.output_times import times_path
 from moorings.engines.run_folder import RunFolder, to_json
 from moorings.files import fsync_path, hold_lock, lock_file, write_atomically
 from moorings.local.records import (
@@ -133,12 +135,22 @@ class LocalRunFolder(RunFolder):
         Raises:
             OSError: that failed.
         """
-        log = self.log_path(attempt, rank)
-        for folder in (log.parent.parent, log.parent):
+        return self._open_output(self.log_path(attempt, rank))
+
+    def open_times(self, attempt: int, rank: int) -> int:
+        """Return a descriptor of the times of a task's output (``engines.output_times``), which are made if missing.
+
+        Raises:
+            OSError: that failed.
+        """
+        return self._open_output(times_path(self.log_path(attempt, rank)))
+
+    def _open_output(self, path: Path) -> int:
+        for folder in (path.parent.parent, path.parent):
             if not folder.exists():
                 folder.mkdir(mode=0o700)
                 folder.chmod(self._folder_mode)
-        output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        output = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         os.fchmod(output, self._file_mode)
         return output
 
@@ -336,7 +348,9 @@ def _read_or_note_damage(path: Path, kind: type[RecordT], damage: list[str]) -> 
 def _attempts_with_output(logs: Path) -> list[AttemptExtent]:
     """Return the attempts with output."""
     with contextlib.suppress(OSError):
-        return [AttemptExtent(int(of.name), len(list(of.iterdir()))) for of in logs.iterdir() if of.name.isdecimal()]
+        return [
+            AttemptExtent(int(of.name), len(list(of.glob("*.log")))) for of in logs.iterdir() if of.name.isdecimal()
+        ]
     return []
 
 

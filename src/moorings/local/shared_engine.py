@@ -33,7 +33,7 @@ from moorings.engines.launch import (
     rejected_error,
     unavailable_error,
 )
-from moorings.engines.logs import TaskLog, read_logs
+from moorings.engines.logs import TaskLog, read_logs, skip_until
 from moorings.engines.node_program import read_record
 from moorings.engines.polling import wait_for_change
 from moorings.engines.run_folder import RunFolder
@@ -331,7 +331,9 @@ class SharedEngine:
             raise MooringsError("run.not_running", f"run {run} has no processes")
         return str(SharedRunFolder(Path(state["folder"])).terminal)
 
-    async def logs(self, run: RunId, *, task: int | None, follow: bool) -> AsyncIterator[bytes]:
+    async def logs(
+        self, run: RunId, *, task: int | None, follow: bool, since: Timestamp | None = None
+    ) -> AsyncIterator[bytes]:
         with as_unavailable("the root daemon cannot be asked"):
             known = await asyncio.to_thread(self._load, run)
             if known is None:
@@ -354,6 +356,7 @@ class SharedEngine:
             return seen.phase in (RunPhase.ENDED, RunPhase.ABSENT) or seen.attempt != known.attempt
 
         with as_unavailable(f"the output of run {run} cannot be read"):
+            await skip_until(logs, since)
             async for chunk in read_logs(logs, ended=ended if follow else None, pause=self._clock.sleep):
                 yield chunk
 
@@ -398,15 +401,20 @@ class PersonLog(TaskLog):
         self._person = person
 
     def size(self) -> int:
-        with contextlib.suppress(OSError), _opened(self._path, self._person) as descriptor:
+        with contextlib.suppress(OSError), self._opened(self._path) as descriptor:
             return os.fstat(descriptor).st_size
         return 0
 
     def _read_raw(self, length: int) -> bytes:
         if length > 0:
-            with contextlib.suppress(OSError), _opened(self._path, self._person) as descriptor:
+            with contextlib.suppress(OSError), self._opened(self._path) as descriptor:
                 return os.pread(descriptor, length, self._offset)
         return b""
+
+    @contextlib.contextmanager
+    def _opened(self, path: Path) -> Iterator[int]:
+        with _opened(path, self._person) as descriptor:
+            yield descriptor
 
 
 @contextlib.contextmanager

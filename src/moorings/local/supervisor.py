@@ -26,6 +26,7 @@ import time
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from moorings.core.model.bindings import Rendezvous, task_environment
@@ -33,6 +34,7 @@ from moorings.core.model.errors import MooringsError
 from moorings.core.model.timestamps import Timestamp
 from moorings.engines.checkpoint_watch import CheckpointWatch
 from moorings.engines.launch import checkpoint_environment, warn_signals
+from moorings.engines.output_times import OutputTimes
 from moorings.engines.processes import (
     ProcessTable,
     adopt_orphans,
@@ -116,9 +118,9 @@ class Supervisor:
             order.job.checkpoint.grace_s,
             order.job.terminal_keep_s,
         )
-        self._output = OutputLimiter(
-            [folder.log_path(order.attempt, rank) for rank in range(order.job.tasks)], output_bytes_max
-        )
+        logs = [folder.log_path(order.attempt, rank) for rank in range(order.job.tasks)]
+        self._output = OutputLimiter(logs, output_bytes_max)
+        self._times = OutputTimes(logs, partial(folder.open_times, order.attempt), _now())
         self._tasks: list[SupervisedTask] = []
         self._started_s = time.monotonic()
         self._started_at: Timestamp | None = None
@@ -177,6 +179,7 @@ class Supervisor:
             self._reap()
             if self._containers is not None and not self._running_pids():
                 self._containers.end_pause(list_processes())
+            self._times.note(_now())
             move = decide_next(self._observe(), self._limits)
             match move.act:
                 case SupervisorAction.FINISH:
@@ -266,6 +269,7 @@ class Supervisor:
             raise TaskNotStartedError(NOT_EXECUTABLE, f"it could not be prepared: {error}") from error
         self._choose_checkpoint(checkpoints)
         self._prepare_containers()
+        self._times.note(_now())
         self._started_at, self._started_s = _now(), time.monotonic()
         command = job.started_command(self._order.resume_from)
         for rank in range(job.tasks):

@@ -136,10 +136,16 @@ class Engine(Protocol):
         """
         ...
 
-    def logs(self, run: RunId, *, task: int | None, follow: bool) -> AsyncIterator[bytes]:
+    def logs(
+        self, run: RunId, *, task: int | None, follow: bool, since: Timestamp | None = None
+    ) -> AsyncIterator[bytes]:
         """The output of one task, or of all with each line prefixed ``[rank] `` if there are several.
 
-        With ``follow`` it continues until the run has ended; chunks are whole lines if possible.
+        With ``follow`` it continues until the run has ended; chunks are whole lines if possible. With ``since`` it
+        begins with what was written after that time, and up to a few seconds before it.
+
+        Raises:
+            MooringsError: ``engine.rejected``: with ``since``, if it does not know when output was written.
         """
         ...
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import time
+from datetime import UTC, datetime
 
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.quantities import parse_duration_s
+from moorings.core.model.timestamps import Timestamp
 
 _BARE = re.compile(r"[0-9]{1,12}(\.[0-9]+)?")
 
@@ -43,6 +45,24 @@ def parse_lifetime_s(text: str) -> float:
         raise MooringsError("duration.invalid", "a key cannot live for no time", hint="write 90d, or never")
     check_lifetime(seconds)
     return seconds
+
+
+def parse_since(text: str, now: Timestamp) -> str:
+    """The time in ``--since``, in the API's form: how long ago, as ``10m``, or when, on this machine's clock.
+
+    Raises:
+        MooringsError: ``duration.invalid``.
+    """
+    try:
+        at = datetime.fromisoformat(text.strip()).astimezone(UTC)
+    except (ValueError, OverflowError):
+        _check_unit(text, "m", "h")
+        try:
+            at = datetime.fromtimestamp(now / 1_000_000 - parse_duration_s(text), UTC)
+        except (MooringsError, ValueError, OverflowError, OSError) as error:
+            detail = f"{text[:40]!r} is neither a duration nor a time"
+            raise MooringsError("duration.invalid", detail, hint="write 10m, 2h, or 2026-01-31T12:00") from error
+    return at.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 class Deadline:

@@ -91,10 +91,14 @@ class RunFollower:
         client: retries, so that it survives a restart of the controller.
         progress: where to report.
         write: receives the output.
+        since: only what was written after this time of the API.
     """
 
-    def __init__(self, client: Client, progress: Progress, write: Callable[[bytes], None]) -> None:
+    def __init__(
+        self, client: Client, progress: Progress, write: Callable[[bytes], None], *, since: str | None = None
+    ) -> None:
         self._client = client
+        self._since = since
         self._progress = progress
         self._take = write
         self._started = False
@@ -178,7 +182,7 @@ class RunFollower:
 
     def _new_chunks(self, ident: str, task: int | None, copy: LogDeduplicator, *, follow: bool) -> Iterator[bytes]:
         copy.restart()
-        for chunk in self._client.logs(ident, task=task, follow=follow):
+        for chunk in self._client.logs(ident, task=task, follow=follow, since=self._since):
             yield copy.new_bytes(chunk)
 
     def _write(self, chunk: bytes) -> None:

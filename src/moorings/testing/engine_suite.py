@@ -24,6 +24,7 @@ from moorings.core.model.bindings import Binding, GcdBinding, no_devices_binding
 from moorings.core.model.claims import CheckpointContract
 from moorings.core.model.devices import PoolName, device_id
 from moorings.core.model.errors import MooringsError
+from moorings.core.model.timestamps import Timestamp
 from moorings.ports.engine import Engine, RunSubmission
 from moorings.ports.store import Epoch
 from moorings.workloads.jobs import Accelerators, JobSpec, Resources
@@ -266,6 +267,22 @@ class EngineSuite:
             assert await read_output(engine, named.run, follow=True) == f"MOORINGS_RUN_ID={named.run}\n".encode()
             await wait_for_end(engine, order.run)
             await wait_for_end(engine, named.run)
+
+    async def test_output_since_a_time_is_shown_or_refused(self, rig: EngineRig) -> None:
+        order = make_order(rig.programs.prints_variable("RANK"), rig.workdir)
+        long_ago, far_ahead = Timestamp(1), Timestamp(1 << 52)
+        async with open_engine(rig) as engine:
+            await engine.submit(order)
+            await wait_for_end(engine, order.run)
+            try:
+                shown = [
+                    b"".join([chunk async for chunk in engine.logs(order.run, task=None, follow=False, since=since)])
+                    for since in (long_ago, far_ahead)
+                ]
+            except MooringsError as error:
+                assert error.code == "engine.rejected"  # noqa: PT017 - either is right
+            else:
+                assert shown == [b"RANK=0\n", b""]
 
     async def test_a_job_without_devices_runs_with_several_tasks(self, rig: EngineRig) -> None:
         order = without_devices(make_order(rig.programs.prints_variable("RANK"), rig.workdir, tasks=3))

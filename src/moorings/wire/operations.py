@@ -342,7 +342,7 @@ GET_LOGS = Operation(
     "/v1/runs/{id}/logs",
     text_response("the output, as it is"),
     SEERS,
-    "run.unknown run.not_running",
+    "run.unknown run.not_running engine.rejected",
 )
 GET_TERMINAL = Operation(
     "get_terminal",

@@ -475,7 +475,9 @@ class PretendRuns:
         self.by_id[ident] = replace(view.run, state=RunState.WAITING, pause=None)
         return self._view(ident)
 
-    async def logs(self, caller: Caller, ident: str, *, task: int | None, follow: bool) -> AsyncIterator[bytes]:
+    async def logs(
+        self, caller: Caller, ident: str, *, task: int | None, follow: bool, since: Timestamp | None = None
+    ) -> AsyncIterator[bytes]:
         await self.get_run(caller, ident)
         return self._whole._chunks(task, follow)
 

@@ -12,10 +12,13 @@ import termios
 
 import pytest
 
+from moorings.core.model.errors import MooringsError
 from moorings.terminal.console import Console
-from moorings.terminal.durations import Deadline
+from moorings.terminal.durations import Deadline, parse_since
 from moorings.terminal.progress import Progress
 from moorings.terminal.text import escape_controls
+from moorings.wire.codec import parse_time
+from tests.cases import cases
 
 
 @contextlib.contextmanager
@@ -128,3 +131,23 @@ def test_a_limit():
     assert Deadline(0).is_over
     assert Deadline(0).remaining_s(5) > 0
     assert Deadline(1e9).remaining_s(5) == 5
+
+
+@cases(
+    ("text", "at"),
+    [
+        ("10m", "2026-01-31T11:50:00.000000Z"),
+        ("1-00:00", "2026-01-30T12:00:00.000000Z"),
+        ("2026-01-31T11:00:00Z", "2026-01-31T11:00:00.000000Z"),
+        ("2026-01-31T12:00:00+02:00", "2026-01-31T10:00:00.000000Z"),
+    ],
+)
+def test_a_time_or_how_long_ago_says_since_when(text, at):
+    assert parse_since(text, parse_time("2026-01-31T12:00:00Z")) == at
+
+
+@cases("text", ["10", "soon", "", "2026-13-01", "9999999w", "-5m"])
+def test_what_is_no_time_is_refused(text):
+    with pytest.raises(MooringsError) as caught:
+        parse_since(text, parse_time("2026-01-31T12:00:00Z"))
+    assert caught.value.code == "duration.invalid"

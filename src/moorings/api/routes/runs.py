@@ -12,6 +12,7 @@ from moorings.api.parameters import (
     PAGING,
     RUN_STATES,
     RUNS_UNENDED,
+    SINCE,
     SUBJECT,
     TASK,
     WAIT,
@@ -161,7 +162,11 @@ async def get_logs(call: RequestContext) -> Response:
     All tasks, each line after its rank in brackets if there are several, or one `task`.
     """
     chunks = await call.controller.runs.logs(
-        call.caller, call.path_value("id"), task=call.query_value(TASK), follow=call.query_value(FOLLOW)
+        call.caller,
+        call.path_value("id"),
+        task=call.query_value(TASK),
+        follow=call.query_value(FOLLOW),
+        since=call.query_value(SINCE),
     )
     seats, key = call.service.follow_slots, call.caller.key_id
     seats.require(key)
@@ -193,5 +198,5 @@ ROUTES = (
     Route(operations.PRIORITISE_RUN, prioritise_run),
     Route(operations.REPORT_RUN, report_run),
     Route(operations.GET_TERMINAL, get_terminal, (ATTENDED,)),
-    Route(operations.GET_LOGS, get_logs, (TASK, FOLLOW), content={"text/plain": {"schema": {"type": "string"}}}),
+    Route(operations.GET_LOGS, get_logs, (TASK, FOLLOW, SINCE), content={"text/plain": {"schema": {"type": "string"}}}),
 )

@@ -24,7 +24,7 @@ from moorings.core.model.errors import MooringsError
 from moorings.core.model.quantities import duration_text, join_first
 from moorings.submission.slurm_submission import cancel_array, cancel_own, report_own
 from moorings.terminal.context import CommandContext
-from moorings.terminal.durations import Deadline
+from moorings.terminal.durations import Deadline, parse_since
 from moorings.terminal.following import (
     END_WAIT_S,
     REASON_FRESH_S,
@@ -53,6 +53,7 @@ _timeout = click.option(
         "moor logs digits",
         "moor logs -f run-7f3kq2m4xw2a",
         "moor logs -f digits --tail 20",
+        "moor logs digits --since 10m",
         "moor logs digits --rank 1",
     ),
 )
@@ -60,17 +61,31 @@ _timeout = click.option(
 @click.option("-f", "--follow", is_flag=True, help="Continue until the run has ended.")
 @click.option("--task", "--rank", "task", type=click.IntRange(min=0), metavar="RANK", help="Only of this task.")
 @click.option("--tail", type=click.IntRange(min=0), metavar="LINES", help="Begin with the last lines of what there is.")
+@click.option(
+    "--since",
+    metavar="TIME",
+    help="Only what was written since then, to within some seconds: how long ago, as 10m, or a time, as "
+    "2026-01-31T12:00. Of runs on the controller's machine (engine local).",
+)
 @click.option("--index", type=click.IntRange(min=0), metavar="N", help="Of an array: the output of this element.")
 @click.pass_obj
 def logs(
-    session: CommandContext, name: str, *, follow: bool, task: int | None, tail: int | None, index: int | None
+    session: CommandContext,
+    name: str,
+    *,
+    follow: bool,
+    task: int | None,
+    tail: int | None,
+    since: str | None,
+    index: int | None,
 ) -> None:
     """Show the output of a run."""
     (name,) = strip_nouns("run", [name])
     name = name if index is None else f"{name}-{index}"  # as its id and its name are made
+    since = parse_since(since, session.now()) if since is not None else None
     report_own(session)
     try:
-        _show_logs(session, name, follow=follow, task=task, tail=tail)
+        _show_logs(session, name, follow=follow, task=task, tail=tail, since=since)
     except MooringsError as error:
         runs = elements_instead(session.client, name, error)
         which = runs[0].array.index if runs[0].array is not None else 0
@@ -78,16 +93,18 @@ def logs(
         raise UsageErrorWithHint(detail, hint=f"name one: moor logs {name} --index {which}") from error
 
 
-def _show_logs(session: CommandContext, name: str, *, follow: bool, task: int | None, tail: int | None) -> None:
+def _show_logs(
+    session: CommandContext, name: str, *, follow: bool, task: int | None, tail: int | None, since: str | None
+) -> None:
     client, console = session.client, session.console
     if not follow:
-        chunks = client.logs(name, task=task)
+        chunks = client.logs(name, task=task, since=since)
         for chunk in chunks if tail is None else last_lines(chunks, tail):
             console.print_bytes(chunk)
         return
     progress = Progress(console)
     client.retry_policy = make_patience(progress)
-    follower, run = RunFollower(client, progress, console.print_bytes), client.get_run(name)
+    follower, run = RunFollower(client, progress, console.print_bytes, since=since), client.get_run(name)
     session.if_interrupted = f"no longer followed: 'moor logs -f {run.id}' follows it again"
     if tail is not None and run.started_at is not None:
         follower.skip_to_last_lines(run, tail, task=task)

@@ -534,7 +534,9 @@ class FaultyEngine:
     async def find_terminal(self, run: RunId, *, attended: bool = False) -> str | TaskContainer:
         raise no_terminal_error("the simulator")
 
-    async def logs(self, run: RunId, *, task: int | None, follow: bool) -> AsyncIterator[bytes]:
+    async def logs(
+        self, run: RunId, *, task: int | None, follow: bool, since: Timestamp | None = None
+    ) -> AsyncIterator[bytes]:
         yield b""
 
     async def wait_for_change(self) -> None:
