@@ -200,6 +200,7 @@ def fail():
 run = moorings.submit(describe, "a node", engine="slurm", ipus=2, name="described")
 print(run.result(), repr(run.logs()), run.info().reference)
 print(repr(moorings.submit(fail, engine="slurm", size=0).exception()))
+print([run.result() for run in moorings.map_array(lambda x: x + 1, range(3), engine="slurm", size=0)])
 stopped = moorings.submit(["sleep", "300"], engine="slurm", size=0)
 stopped.cancel()
 print(stopped.wait().state)
@@ -214,10 +215,10 @@ def test_a_function_of_a_program_runs_in_its_persons_job(site: IpuSite, ann: Per
     path = ":".join(map(str, packages))  # the Python of the tests may be one that only root can start
     code, output, said = finish(ann.call("/usr/bin/python3", "submits.py", PYTHONPATH=path))
     assert code == 0, said
-    value, failure, stopped = output.splitlines()
+    value, failure, array, stopped = output.splitlines()
     job = value.rsplit(" ", 1)[1]
     assert value == f"('a node', '{ANN}', 'pod16:0,pod16:1', '{job}') 'on a node\\n' {job}"
-    assert (failure, stopped) == ("ValueError('in a job')", "CANCELLED")
+    assert (failure, array, stopped) == ("ValueError('in a job')", "[1, 2, 3]", "CANCELLED")
     assert site.cluster.sacct(job)[0]["User"] == ANN
     assert {path.lstat().st_uid for path in (ann.runs / "functions").rglob("*")} == {ann.uid}
 
