@@ -5,7 +5,7 @@ imported when it is first named, so that `moor` starts fast. The version is writ
 installed package for it would cost ten milliseconds.
 """
 
-from typing import TYPE_CHECKING
+TYPE_CHECKING = False  # type checkers read it as true; `typing` itself would cost a fresh Python ten milliseconds
 
 if TYPE_CHECKING:
     from moorings.core.model.errors import MooringsError
