@@ -83,7 +83,7 @@ def build_job(
     rule = parse_export(flags.exported) if flags.exported is not None else None
     image = absolute_image(flags.image, str(folder)) if flags.image is not None else None
     if isinstance(given, str):
-        job = read_job(folder / given, environment, rule, usual_export, warn)
+        job = read_job(folder / given, environment, rule, usual_export, warn, image)
     elif given is not None:
         job = read_job_table(
             TomlTable.of(given, source="the job", code="job.invalid"),

@@ -150,3 +150,7 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path, what):
 )
 def test_a_job_is_named_after_its_program(command, name):
     assert job_name_of(command) == name
+
+
+def test_the_flags_image_wins_over_the_files(file):
+    assert built(str(file), image="registry.example/a:1").image == "registry.example/a:1"
