@@ -18,6 +18,7 @@ from moorings.core.model.errors import MooringsError
 from moorings.sdk.functions import FunctionEntry, find_entry, new_entry
 from moorings.sdk.runs import Run
 from moorings.sdk.sessions import in_session
+from moorings.submission.container_images import fetch_image
 from moorings.submission.early_checks import check_startable
 from moorings.submission.handing_in import create_run, hand_in, without_values
 from moorings.submission.job_building import JobFlags, build_job, job_name_of
@@ -195,6 +196,8 @@ class _Submitting:
         )
         if self._place is not JobPlace.ELSEWHERE:
             check_startable(job)
+            if job.image is not None and self._entry is None:
+                fetch_image(job.image, session.environment, _logger.info)
         submission = SlurmSubmission(session, job)
         request = submission.prepare(request)
         if request.submitter is not None:
