@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from moorings.local.terminal_server import SESSIONS_MAX
+from moorings.engines.terminal_server import SESSIONS_MAX
 from moorings.terminal import attaching
 from moorings.terminal.attaching import TerminalRefusedError, connect
 from moorings.wire.frames import FrameKind, TerminalAction, TerminalRequest, encode_frame

@@ -27,9 +27,9 @@ from moorings.core.model.topology import DEVICES_MAX
 from moorings.wire.codec import to_camel_case
 from moorings.workloads.appliance import ApplianceJobType
 from moorings.workloads.arrays import ELEMENTS_MAX
+from moorings.workloads.commands import COMMAND_ARGS_MAX, COMMAND_CHARS_MAX
 from moorings.workloads.dependencies import AFTER_MAX
 from moorings.workloads.environment import ENVIRONMENT_CHARS_MAX, SETUP_CHARS_MAX, SETUP_LINES_MAX
-from moorings.workloads.jobs import COMMAND_ARGS_MAX, COMMAND_CHARS_MAX
 from moorings.workloads.labels import LABELS_MAX
 
 T = TypeVar("T")

@@ -15,7 +15,6 @@ FOLDER is the attempt's, with ``watched.json`` (``WatchedJob``). The program wri
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 import shlex
@@ -24,16 +23,15 @@ import stat
 import sys
 import threading
 import time
-import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 
 from moorings.core.model.serialization import OMIT_IF_DEFAULT, from_plain, to_plain
 from moorings.core.model.timestamps import Timestamp
 from moorings.engines.checkpoint_watch import SHOWN_MAX, CheckpointRecord, CheckpointStore, CheckpointWatch
+from moorings.engines.node_archive import pack
 from moorings.engines.node_report import report_until_ended
 from moorings.engines.processes import (
     ProcessTable,
@@ -52,7 +50,6 @@ PATH_CHARS_MAX = 4096
 WRITTEN_AT_MAX = 4_102_444_800_000_000  # the year 2100, in microseconds
 WRITE_S_MAX = 1e9
 BEGIN_S_MAX = 20.0  # how long the start of a job waits for a look: its disk may hang
-TOO_OLD = 9  # exit code of a Python that is too old
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
 _CANNOT_START = 126  # a shell's code
 _PARENT_S = 1.0  # between two looks whether the parent lives
@@ -64,22 +61,15 @@ _MODULES = (
     "core.__init__",
     *(f"core.model.{name}" for name in ("__init__", "devices", "errors", "reasons", "serialization", "state_machine")),
     *(f"core.model.{name}" for name in ("timestamps", "topology")),
-    *(f"engines.{name}" for name in ("__init__", "checkpoint_scan", "checkpoint_watch", "node_program", "node_report")),
-    "engines.processes",
+    *(
+        f"engines.{name}"
+        for name in ("__init__", "checkpoint_scan", "checkpoint_watch", "node_archive", "node_program")
+    ),
+    *(f"engines.{name}" for name in ("node_report", "processes")),
     "files",
     "workloads.__init__",
     "workloads.checkpoints",
 )
-# Older Pythons must be able to parse this file.
-_MAIN = f"""import sys
-
-if sys.version_info < (3, 11):
-    sys.stderr.write("moorings: checkpoints cannot be seen with Python %d.%d: 3.11 is needed\\n" % sys.version_info[:2])
-    sys.exit({TOO_OLD})
-from moorings.engines.node_program import main
-
-main(sys.argv[1:])
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,14 +101,8 @@ class WatchedJob:
 
 @cache
 def build_archive() -> bytes:
-    """The program, as one file: the same bytes for the same code."""
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name in ("__main__", *_MODULES):
-            path = f"moorings/{name.replace('.', '/')}.py" if name != "__main__" else "__main__.py"
-            code = _MAIN.encode() if name == "__main__" else files("moorings").joinpath(path[9:]).read_bytes()
-            archive.writestr(zipfile.ZipInfo(path), code, zipfile.ZIP_DEFLATED)
-    return packed.getvalue()
+    """The program, as one file."""
+    return pack("engines.node_program", _MODULES, "checkpoints cannot be seen")
 
 
 def read_record(folder: Path) -> CheckpointRecord | None:

@@ -300,12 +300,14 @@ def adopt_orphans() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def die_with_parent(parent: int) -> None:
+def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
     """Have the kernel KILL this process when its parent dies; end it at once if ``parent`` is already dead.
+
+    Another signal than KILL lets it end what it has begun elsewhere.
 
     Call it between fork and exec. Children do not inherit it, and an exec of a set-uid program clears it.
     """
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
         os._exit(1)
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from moorings.local.task_terminal import open_terminal
-from moorings.local.terminal_server import CommandWish, SignalWish, StartedCommand, TerminalServer
+from moorings.engines.task_terminal import open_terminal
+from moorings.engines.terminal_server import CommandWish, SignalWish, StartedCommand, TerminalServer
 from moorings.wire.frames import FrameKind, TerminalFailure
 
 

@@ -47,6 +47,7 @@ from moorings.engines.processes import (
     send_signal,
     warn_task,
 )
+from moorings.engines.terminal_server import TerminalServer
 from moorings.local.commands import CommandRunner, Streams
 from moorings.local.lifecycle import (
     ObservedRun,
@@ -67,7 +68,6 @@ from moorings.local.records import (
 )
 from moorings.local.run_folder import LocalRunFolder
 from moorings.local.task_containers import TaskContainers
-from moorings.local.terminal_server import TerminalServer
 from moorings.ports.engine import RunSubmission
 from moorings.workloads.checkpoints import newest_whole
 from moorings.workloads.runs import EndReason, EndRecord, RunPhase, exit_code

@@ -16,8 +16,8 @@ from types import TracebackType
 from typing import Self
 
 from moorings.core.model.errors import MooringsError
+from moorings.engines.loopback import client_user
 from moorings.terminal.attaching import connect
-from moorings.terminal.loopback import client_user
 from moorings.wire.frames import FrameKind, FrameReader, TerminalAction, TerminalRequest, encode_frame
 
 READ_BYTES = 1 << 16

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from moorings.core.model.serialization import from_plain, to_plain
-from moorings.workloads.jobs import COMMAND_ARGS_MAX, COMMAND_CHARS_MAX
+from moorings.workloads.commands import COMMAND_ARGS_MAX, COMMAND_CHARS_MAX
 
 FRAME_BYTES_MAX = 1 << 20
 SIZE_MAX = 4096  # rows or columns of a terminal

@@ -59,6 +59,7 @@ from moorings.core.model.serialization import OMIT_IF_DEFAULT, to_plain
 from moorings.core.model.toml_table import TomlTable
 from moorings.workloads.appliance import WorkflowPart, check_workflow_part
 from moorings.workloads.arrays import ArrayPart, parse_array
+from moorings.workloads.commands import COMMAND_ARGS_MAX, COMMAND_CHARS_MAX
 from moorings.workloads.dependencies import check_after
 from moorings.workloads.environment import (
     BASIC,
@@ -76,8 +77,6 @@ from moorings.workloads.images import absolute_image, check_image
 from moorings.workloads.labels import check_labels
 
 JOB_NAME_CHARS_MAX = 63
-COMMAND_ARGS_MAX = 4096
-COMMAND_CHARS_MAX = 131_072
 TASKS_MAX = 4096
 RETRIES_MAX = 100
 

@@ -7,8 +7,8 @@ import subprocess
 import pytest
 
 from moorings.core.model.errors import MooringsError
-from moorings.local.terminal_sessions import connect_port
-from moorings.terminal.loopback import client_user, listening_users
+from moorings.engines.loopback import client_user, listening_users
+from moorings.engines.terminal_sessions import connect_port
 from moorings.terminal.port_forwarding import PortForwarder, parse_ports
 from tests.cases import cases
 

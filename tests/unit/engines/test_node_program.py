@@ -19,6 +19,7 @@ from moorings.core.model.serialization import to_plain
 from moorings.core.model.timestamps import SECOND, Timestamp
 from moorings.engines import node_program
 from moorings.engines.checkpoint_watch import CheckpointRecord
+from moorings.engines.node_archive import TOO_OLD
 from moorings.engines.node_program import AttemptCheckpoints, WatchedJob, build_archive, read_record
 from moorings.workloads.checkpoints import newest_whole
 from tests.waiting import patient, until
@@ -209,7 +210,7 @@ def test_an_older_python_says_so(node: Node, tmp_path: Path) -> None:
     script = "import sys; sys.version_info = (3, 9, 2); sys.argv = ['x']; exec(open('main.py').read())"
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (
-        node_program.TOO_OLD,
+        TOO_OLD,
         "moorings: checkpoints cannot be seen with Python 3.9: 3.11 is needed\n",
     )
 

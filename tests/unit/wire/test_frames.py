@@ -18,7 +18,7 @@ from moorings.wire.frames import (
     parse_failure,
     parse_request,
 )
-from moorings.workloads.jobs import COMMAND_ARGS_MAX, COMMAND_CHARS_MAX
+from moorings.workloads.commands import COMMAND_ARGS_MAX, COMMAND_CHARS_MAX
 from tests.cases import cases
 
 REQUEST = TerminalRequest(

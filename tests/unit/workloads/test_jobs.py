@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from moorings.core.model.claims import WARN_SIGNALS, CheckpointContract
 from moorings.core.model.errors import MooringsError
+from moorings.workloads.commands import COMMAND_ARGS_MAX
 from moorings.workloads.environment import ENVIRONMENT_CHARS_MAX, SETUP_LINES_MAX, VARIABLE_BYTES_MAX
 from moorings.workloads.jobs import (
-    COMMAND_ARGS_MAX,
     JOB_NAME_CHARS_MAX,
     TASKS_MAX,
     Accelerators,

@@ -30,11 +30,10 @@ from moorings.core.model.queue_reports import INSTANCE_ID_CHARS, QUEUE_JOBS_MAX
 from moorings.core.model.timestamps import DAY_S
 from moorings.core.model.topology import DEVICES_MAX
 from moorings.workloads.arrays import ELEMENTS_MAX
+from moorings.workloads.commands import COMMAND_ARGS_MAX, COMMAND_CHARS_MAX
 from moorings.workloads.dependencies import AFTER_MAX
 from moorings.workloads.environment import ENVIRONMENT_CHARS_MAX, SETUP_CHARS_MAX, SETUP_LINES_MAX
 from moorings.workloads.jobs import (
-    COMMAND_ARGS_MAX,
-    COMMAND_CHARS_MAX,
     JOB_NAME_CHARS_MAX,
     RETRIES_MAX,
     TASKS_MAX,

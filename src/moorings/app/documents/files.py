@@ -18,6 +18,7 @@ from moorings.drivers.simulated.settings import SimulatedSettings
 from moorings.drivers.vipu.settings import VipuSettings
 from moorings.workloads import environment, jobs
 from moorings.workloads.arrays import ELEMENTS_MAX
+from moorings.workloads.commands import COMMAND_ARGS_MAX, COMMAND_CHARS_MAX
 from moorings.workloads.dependencies import AFTER_MAX
 
 _DAYS = TIME_LIMIT_S_MAX // 86_400
@@ -91,7 +92,7 @@ JOB: tuple[FileKey, ...] = (
             "command",
             "string or list",
             "",
-            f"{jobs.COMMAND_ARGS_MAX:,} words, {jobs.COMMAND_CHARS_MAX:,} characters",
+            f"{COMMAND_ARGS_MAX:,} words, {COMMAND_CHARS_MAX:,} characters",
         ),
         "Program and arguments of every task. No shell is put in between; a string is split as a shell splits words.",
         required=True,

@@ -103,8 +103,8 @@ LIMITS: dict[str, tuple[_Row, ...]] = {
     "Jobs": (
         ("characters of a job's name", "", "workloads.jobs:JOB_NAME_CHARS_MAX"),
         ("tasks", "", "workloads.jobs:TASKS_MAX"),
-        ("words of a command", "", "workloads.jobs:COMMAND_ARGS_MAX"),
-        ("characters of a command", "", "workloads.jobs:COMMAND_CHARS_MAX"),
+        ("words of a command", "", "workloads.commands:COMMAND_ARGS_MAX"),
+        ("characters of a command", "", "workloads.commands:COMMAND_CHARS_MAX"),
         ("characters of an environment", "", "workloads.environment:ENVIRONMENT_CHARS_MAX"),
         ("bytes of one of its variables", "", "workloads.environment:VARIABLE_BYTES_MAX"),
         ("setup lines of a job", "", "workloads.environment:SETUP_LINES_MAX"),

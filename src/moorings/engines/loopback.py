@@ -24,6 +24,16 @@ def client_user(connection: socket.socket) -> int | None:
     return None
 
 
+def is_open(connection: socket.socket) -> bool:
+    """Whether the process that has connected to 127.0.0.1 still has the connection open, if only to read from it."""
+    try:
+        theirs = _entry(*connection.getpeername())
+        ours = _entry(*connection.getsockname())
+    except OSError:
+        return False
+    return any((each[1], each[2]) == (theirs, ours) and each[9] != "0" for each in _lines(_TABLES[0]))
+
+
 def listening_users(port: int) -> frozenset[int]:
     """The users whose processes listen on a port of this machine, at any of its addresses."""
     found = (fields for table in _TABLES for fields in _lines(table))

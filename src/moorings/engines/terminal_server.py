@@ -19,9 +19,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from moorings.local.channels import Channel, ClientChannel
-from moorings.local.task_terminal import TaskTerminal, open_terminal
-from moorings.local.terminal_sessions import (
+from moorings.engines.channels import Channel, ClientChannel
+from moorings.engines.task_terminal import TaskTerminal, open_terminal
+from moorings.engines.terminal_sessions import (
     AttachSession,
     ClientSession,
     CommandSession,

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from moorings.local import task_terminal
-from moorings.local.channels import ClientChannel
-from moorings.local.task_terminal import SCROLLBACK_BYTES_MAX, TaskTerminal, open_terminal
+from moorings.engines import task_terminal
+from moorings.engines.channels import ClientChannel
+from moorings.engines.task_terminal import SCROLLBACK_BYTES_MAX, TaskTerminal, open_terminal
 from moorings.wire.frames import FrameKind, FrameReader, WindowSize
 from tests.waiting import until
 

@@ -15,7 +15,7 @@ import termios
 import time
 from collections.abc import Iterator
 
-from moorings.local.channels import Channel, ClientChannel
+from moorings.engines.channels import Channel, ClientChannel
 from moorings.wire.frames import FrameKind, WindowSize
 
 SCROLLBACK_BYTES_MAX = 1 << 16

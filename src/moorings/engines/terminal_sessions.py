@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
-from moorings.local.channels import Channel, ClientChannel
-from moorings.local.task_terminal import TaskTerminal, set_size
-from moorings.terminal.loopback import listening_users
+from moorings.engines.channels import Channel, ClientChannel
+from moorings.engines.loopback import listening_users
+from moorings.engines.task_terminal import TaskTerminal, set_size
 from moorings.wire.frames import FrameKind, TerminalFailure, TerminalRequest, WindowSize, parse_request
 
 REQUEST_S = 10.0  # within which a client says what it wants
