@@ -80,6 +80,14 @@ class Person:
 
     def call(self, *words: str, **more: str) -> subprocess.Popen[str]:
         """A command of theirs, started."""
+        pipe = subprocess.PIPE
+        argv, environment = self.prepare(*words, **more)
+        process = subprocess.Popen(argv, stdout=pipe, stderr=pipe, text=True, env=environment, cwd=self.home)
+        self.started.append(process)
+        return process
+
+    def prepare(self, *words: str, **more: str) -> tuple[list[str], dict[str, str]]:
+        """A command of theirs as it is started, and its variables."""
         environment = {
             **self.site.cluster.env,
             "PATH": f"{self.site.cluster.path_for(self.name)}:{os.environ['PATH']}",
@@ -91,11 +99,7 @@ class Person:
         switch = ["setpriv", f"--reuid={self.name}", f"--regid={self.name}", "--init-groups"]
         if self.site.cluster.programs.chrooted:  # only root gets into it
             switch += ["--inh-caps=+setuid,+setgid", "--ambient-caps=+setuid,+setgid"]
-        argv = [*HEARING, *switch, "--", *words]
-        pipe = subprocess.PIPE
-        process = subprocess.Popen(argv, stdout=pipe, stderr=pipe, text=True, env=environment, cwd=self.home)
-        self.started.append(process)
-        return process
+        return [*HEARING, *switch, "--", *words], environment
 
     def run(self, *words: str, **more: str) -> subprocess.Popen[str]:
         """Their ``moor run --engine slurm``."""

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from moorings.cli.slurm_terminals import SlurmTerminal, is_on_slurm
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.quantities import duration_text
 from moorings.terminal.attaching import Relay, RelayEnd, RelayResult, connect, raw_terminal, window_size
@@ -99,6 +100,9 @@ class TerminalSession:
         self._progress.report(f"{run.id}: detached; 'moor attach {run.id}' comes back{until}")
 
     def _use_terminal(self, run: RunBody) -> RelayResult:
+        if is_on_slurm(run):
+            self._begin(run, "Ctrl-P Ctrl-Q detaches")
+            return SlurmTerminal(self._session, self._progress).attach(run)
         where = self._client.get_terminal(run.id, attended=True)
         if where.container is not None:
             return self._use_container(run, where.container)
@@ -187,6 +191,8 @@ def _held_text(run: RunBody) -> str:
     job = run.job
     size = job.accelerators.size
     devices = f"{run.pool} devices {run.devices}" if run.devices else f"{size or 'no'} devices"
+    if is_on_slurm(run):
+        devices = f"Slurm job {run.reference}"
     limit = f", at most {duration_text(job.time_limit_s)}" if job.time_limit_s is not None else ""
     return f"holds {devices} until you leave it{limit}"
 

@@ -46,6 +46,9 @@ class TaskTerminal:
     Args:
         master: its descriptor, which is closed with it.
         log: a descriptor of the run's log, likewise.
+
+    Attributes:
+        was_attended: whether a client has ever been attached.
     """
 
     def __init__(self, master: int, log: int) -> None:
@@ -55,6 +58,7 @@ class TaskTerminal:
         self._is_cut = False
         self._clients: dict[ClientChannel, float | None] = {}  # since when each has had no room
         self._left_s: float | None = time.monotonic()
+        self.was_attended = False
 
     @property
     def unattended_s(self) -> float | None:
@@ -73,6 +77,7 @@ class TaskTerminal:
         """Show a client the last output, and everything from now on."""
         self._clients[client] = None
         self._left_s = None
+        self.was_attended = True
         client.send(FrameKind.READY)
         if self._scrollback:
             client.send(FrameKind.OUTPUT, self._last_output())

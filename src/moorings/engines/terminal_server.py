@@ -135,6 +135,11 @@ class TerminalServer:
         """For how long no client has been at task 0's terminal; None: there is one, or no terminal."""
         return self._terminal.unattended_s if self._terminal is not None else None
 
+    @property
+    def was_attended(self) -> bool:
+        """Whether a client has ever been at task 0's terminal."""
+        return self._terminal is not None and self._terminal.was_attended
+
     def take_wishes(self) -> list[CommandWish | SignalWish]:
         """What clients want of processes, in their order."""
         found = []

@@ -144,21 +144,32 @@ class SlurmSubmission:
         if self._own is None or not self._own.has(run):
             yield
             return
-        done = threading.Event()
-        thread = threading.Thread(target=self._report_until, args=(done, run), daemon=True)
-        thread.start()
-        try:
+        with reporting(self._session, run):
             yield
-        finally:
-            done.set()
         self._own.close(run)
 
-    def _report_until(self, done: threading.Event, run: str) -> None:
-        own = open_own_runs(self._session)
-        with self._session.new_client() as client:
-            while not done.wait(REPORT_S) and run in own.open_runs():
-                with contextlib.suppress(MooringsError, OSError):
-                    own.report(client, [run])
+
+@contextlib.contextmanager
+def reporting(session: CommandContext, run: str) -> Iterator[None]:
+    """Report on a run of this person every few seconds; it need not end meanwhile."""
+    if not (runs_folder(session) / "open" / run).exists():
+        yield
+        return
+    done = threading.Event()
+    thread = threading.Thread(target=_report_until, args=(session, done, run), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+
+
+def _report_until(session: CommandContext, done: threading.Event, run: str) -> None:
+    own = open_own_runs(session)
+    with session.new_client() as client:
+        while not done.wait(REPORT_S) and run in own.open_runs():
+            with contextlib.suppress(MooringsError, OSError):
+                own.report(client, [run])
 
 
 def cancel_own(session: CommandContext, *runs: RunBody) -> None:

@@ -1,4 +1,4 @@
-"""Listens on this machine, and passes each connection to a port of a run's machine, by its supervisor.
+"""Listens on this machine, and passes each connection to a port of a run's machine.
 
 A port of 127.0.0.1 is open to everybody on the machine. So each connection's own user is looked up, and only the
 person's and root's are let in.
@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from moorings.core.model.errors import MooringsError
 from moorings.engines.loopback import client_user
@@ -23,6 +23,23 @@ from moorings.wire.frames import FrameKind, FrameReader, TerminalAction, Termina
 READ_BYTES = 1 << 16
 CONNECTIONS_MAX = 24  # at a time; a run's supervisor takes 32 sessions in all
 PORTS_MAX = 16
+
+
+class Forwarder(Protocol):
+    """How connections get to a run's machine."""
+
+    @property
+    def connections_max(self) -> int:
+        """How many at a time."""
+        ...
+
+    def forward(self, connection: socket.socket, port: int) -> None:
+        """Pass bytes between a connection and that port until one of them is closed."""
+        ...
+
+    def close(self) -> None:
+        """End all of them."""
+        ...
 
 
 def parse_ports(text: str) -> tuple[int, int]:
@@ -51,7 +68,7 @@ class PortForwarder:
     """A context manager that listens on ports of 127.0.0.1.
 
     Args:
-        path: of the socket of the run's supervisor.
+        forwarder: where to.
         ports: each here, and there.
         report: takes a sentence about a connection that failed.
 
@@ -59,12 +76,12 @@ class PortForwarder:
         ports: as they are, once it listens.
     """
 
-    def __init__(self, path: Path, ports: Sequence[tuple[int, int]], report: Callable[[str], None]) -> None:
-        self._path = path
+    def __init__(self, forwarder: Forwarder, ports: Sequence[tuple[int, int]], report: Callable[[str], None]) -> None:
+        self._forwarder = forwarder
         self._report = report
         self.ports = list(ports)
         self._listening: list[socket.socket] = []
-        self._slots = threading.BoundedSemaphore(CONNECTIONS_MAX)
+        self._slots = threading.BoundedSemaphore(forwarder.connections_max)
 
     def __enter__(self) -> Self:
         if len(self.ports) > PORTS_MAX:
@@ -87,6 +104,7 @@ class PortForwarder:
             with contextlib.suppress(OSError):
                 listening.shutdown(socket.SHUT_RDWR)
             listening.close()
+        self._forwarder.close()
 
     def _listen(self, port: int) -> socket.socket:
         listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -119,17 +137,39 @@ class PortForwarder:
                 if uid not in (os.getuid(), 0):
                     self._report(f"a connection of user {uid} was refused")
                     return
-                try:
-                    supervisor = connect(self._path, TerminalRequest(action=TerminalAction.FORWARD, port=remote))
-                except MooringsError as error:
-                    self._report(error.detail)
-                    return
-                with supervisor:
-                    supervisor.settimeout(None)
-                    threading.Thread(target=_forward_outgoing, args=(connection, supervisor), daemon=True).start()
-                    _forward_incoming(supervisor, connection)
+                self._forwarder.forward(connection, remote)
         finally:
             self._slots.release()
+
+
+class SupervisorForwarder:
+    """Passes connections on by the supervisor of a run on this machine.
+
+    Args:
+        path: of its socket.
+        report: takes a sentence about a connection that failed.
+    """
+
+    connections_max = CONNECTIONS_MAX
+
+    def __init__(self, path: Path, report: Callable[[str], None]) -> None:
+        self._path = path
+        self._report = report
+
+    def forward(self, connection: socket.socket, port: int) -> None:
+        """Pass bytes on until the connection or its other end is closed."""
+        try:
+            supervisor = connect(self._path, TerminalRequest(action=TerminalAction.FORWARD, port=port))
+        except MooringsError as error:
+            self._report(error.detail)
+            return
+        with supervisor:
+            supervisor.settimeout(None)
+            threading.Thread(target=_forward_outgoing, args=(connection, supervisor), daemon=True).start()
+            _forward_incoming(supervisor, connection)
+
+    def close(self) -> None:
+        """Nothing: connections end with this process."""
 
 
 def _forward_outgoing(connection: socket.socket, supervisor: socket.socket) -> None:

@@ -7,9 +7,9 @@ import subprocess
 import pytest
 
 from moorings.core.model.errors import MooringsError
-from moorings.engines.loopback import client_user, listening_users
+from moorings.engines.loopback import client_user, is_open, listening_users
 from moorings.engines.terminal_sessions import connect_port
-from moorings.terminal.port_forwarding import PortForwarder, parse_ports
+from moorings.terminal.port_forwarding import PortForwarder, SupervisorForwarder, parse_ports
 from tests.cases import cases
 
 
@@ -40,8 +40,20 @@ def test_users_at_both_ends_are_known():
 def test_port_in_use_is_refused(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as server:
         wanted = [(0, 1), (server.getsockname()[1], 1)]
-        with pytest.raises(MooringsError, match="cannot be used"), PortForwarder(tmp_path / "terminal", wanted, print):
+        forwarder = SupervisorForwarder(tmp_path / "terminal", print)
+        with pytest.raises(MooringsError, match="cannot be used"), PortForwarder(forwarder, wanted, print):
             pass
+
+
+def test_closed_client_is_told_from_one_that_only_sends_no_more():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        client = socket.create_connection(server.getsockname())
+        with server.accept()[0] as accepted:
+            client.shutdown(socket.SHUT_WR)
+            assert accepted.recv(1) == b""
+            assert is_open(accepted)
+            client.close()
+            assert not is_open(accepted)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")

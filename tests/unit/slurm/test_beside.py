@@ -1,9 +1,13 @@
-"""A command beside the tasks of a run: the step it is, and the variables it takes from task 0."""
+"""Steps beside the tasks of a run: a command with the variables of task 0, its terminal, and a port of its node."""
 
 import os
+import socket
 import subprocess
+import threading
 
-from moorings.slurm.engine.beside import build_beside
+import pytest
+
+from moorings.slurm.engine.beside import NO_TERMINAL, build_attach, build_beside, build_forward
 from tests.waiting import until
 
 
@@ -46,6 +50,79 @@ def test_command_has_the_variables_of_task_0_as_they_are():
         for rank in ranks:
             rank.kill()
             rank.wait()
+
+
+def test_attaching_step_has_a_terminal_and_no_devices():
+    call = build_attach("17", "run-1")
+    assert {"--jobid=17", "--overlap", "--export=MOORINGS_BESIDE=1", "--pty"} <= set(call)
+
+
+def test_attaching_step_does_what_the_terminals_file_says(tmp_path):
+    how = tmp_path / "terminal.0"
+    call = build_attach("17", "run-1")
+    words = call[-3:]  # in the variables of task 0
+    assert words[:2] == ["/bin/sh", "-c"]
+    waiting = subprocess.Popen(words, env={"MOORINGS_TERMINAL": str(how), "PATH": os.environ["PATH"]})
+    draft = tmp_path / "draft"
+    draft.write_text("exit 5\n")
+    draft.rename(how)
+    assert waiting.wait(30) == 5
+    assert subprocess.run(words, env={}, check=False).returncode == NO_TERMINAL
+
+
+def forward_words(port):
+    """The words of a forwarding step itself, without srun."""
+    call = build_forward("17", port)
+    assert "--unbuffered" in call
+    return call[call.index("/bin/bash") :]
+
+
+def test_forwarding_step_passes_bytes_both_ways_until_the_other_end_closes():
+    content = bytes(range(256)) * 2000
+
+    def serve(listening):
+        connection, _ = listening.accept()
+        with connection:
+            found = b""
+            while len(found) < len(content):
+                found += connection.recv(1 << 16)
+            connection.sendall(found[::-1])
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=serve, args=(listening,)).start()
+        with subprocess.Popen(
+            forward_words(listening.getsockname()[1]), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as step:
+            assert step.stdin is not None
+            assert step.stdout is not None
+            step.stdin.write(content)
+            step.stdin.flush()
+            assert step.stdout.read() == content[::-1]
+            assert step.wait(30) == 0
+
+
+def test_forwarding_step_says_that_nothing_listens():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+    done = subprocess.run(forward_words(port), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"moorings: nothing listens at port {port}")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
+def test_forwarding_step_of_another_users_port_is_refused():
+    listens = (
+        "import socket; l = socket.create_server(('127.0.0.1', 0)); print(l.getsockname()[1], flush=True); l.accept()"
+    )
+    other = ["setpriv", "--reuid=61001", "--regid=61001", "--clear-groups", "/usr/bin/python3", "-c", listens]
+    with subprocess.Popen(other, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        done = subprocess.run(
+            forward_words(port), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        )
+        process.kill()
+    assert (done.returncode, "user 61001 listens" in done.stderr) == (1, True)
 
 
 def _name_of(pid):

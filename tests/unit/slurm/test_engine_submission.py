@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from moorings.core.model.claims import CheckpointContract
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.toml_table import TomlTable
 from moorings.ports.engine import RunSubmission
+from moorings.slurm.engine.node_terminal import build_terminal_archive
 from moorings.slurm.engine.settings import SlurmEngineSettings, SubmitTarget
 from moorings.slurm.engine.submission import (
     build_files,
@@ -85,6 +87,31 @@ def test_the_tasks_of_a_job_without_devices_have_their_ranks(tmp_path):
     subprocess.run(["/bin/sh", tmp_path / "task.sh", "0", "true"], env=variables, check=True)
     printed = (tmp_path / "logs" / "1.log").read_text().splitlines()
     assert {"RANK=1", "LOCAL_RANK=1", "WORLD_SIZE=2", "MASTER_ADDR=10.0.0.1", "MASTER_PORT=20007"} <= set(printed)
+
+
+def run_task(folder: Path, python: str) -> int:
+    """The script of the first task of a run with a terminal; returns what it has recorded."""
+    given = order(command=("sh", "-c", "test -t 0 && exit 4"), workdir=str(folder), terminal_keep_s=60.0)
+    for name in ("tasks", "logs"):
+        (folder / name).mkdir()
+    program = folder / "terminal.pyz"
+    program.write_bytes(build_terminal_archive())
+    for name, content in build_files(given, folder, python, program, terminal=program).items():
+        (folder / name).write_bytes(content)
+    told = {"SLURM_PROCID": "0", "SLURM_LOCALID": "1", "SLURMD_NODENAME": "n1", "PATH": os.environ["PATH"]}
+    subprocess.run(["/bin/sh", folder / "task.sh", "0", python], env=told, check=False)
+    return int((folder / "tasks" / "0").read_text())
+
+
+def test_first_task_has_a_terminal_on_request(tmp_path):
+    assert run_task(tmp_path, sys.executable) == 4
+    assert (tmp_path / "began.0").exists()
+
+
+def test_node_without_python_refuses_a_terminal_before_the_task_begins(tmp_path):
+    assert run_task(tmp_path, "python-of-nowhere") == 126
+    assert "node n1 has none called python-of-nowhere" in (tmp_path / "tasks" / "0.why").read_text()
+    assert not (tmp_path / "began.0").exists()
 
 
 def test_what_is_not_asked_for_is_slurms_own_default():

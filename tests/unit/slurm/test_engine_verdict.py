@@ -147,6 +147,8 @@ def test_who_cancelled_it_is_told():
         build_end_record(facts(done=done("asked"), cancel="ann did"), ended(143, 143), None, "", NOW).detail
         == "ann did"
     )
+    left = (TaskEnd(129, BEGAN, "its terminal was unattended"), None)
+    assert build_end_record(facts(done=done("asked")), left, None, "", NOW).detail == "its terminal was unattended"
     there = build_end_record(facts(), ended(143, 143), JobEnd(7, "PREEMPTED", OVER), "", NOW)
     assert (there.ending, there.detail) == (EndReason.CANCELLED, "job 7 is PREEMPTED in Slurm")
 

@@ -12,6 +12,7 @@ import click
 from moorings.cli.arrays import end_text, follow_array, worst_exit_code
 from moorings.cli.command_tree import MoorCommand, complete_names, examples
 from moorings.cli.interactive import SIGHUP_EXIT, TerminalSession, check_terminal
+from moorings.cli.slurm_terminals import check_is_ours
 from moorings.client.jobs import job_shape
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.quantities import parse_duration_s
@@ -24,7 +25,7 @@ from moorings.submission.job_environment import (
     choose_export,
     find_place,
 )
-from moorings.submission.slurm_submission import SlurmSubmission, cancel_array, cancel_own, report_own
+from moorings.submission.slurm_submission import SlurmSubmission, cancel_array, cancel_own, report_own, reporting
 from moorings.terminal.context import CommandContext
 from moorings.terminal.durations import Deadline
 from moorings.terminal.errors import OutputClosed, TerminalClosed
@@ -233,6 +234,8 @@ def run(
     request = submission.prepare(request)
     if request.submitter is not None:  # what this command itself submits to Slurm has the values
         request = without_values(request)
+    elif engine == "slurm":
+        check_is_ours(session, request)
     if detach:
         made = create_run(session, request, key)
         progress = Progress(session.console)
@@ -303,7 +306,8 @@ def _run_and_follow(session: CommandContext, request: RunRequest, key: str, subm
                 return _follow_array(session, progress, submission, started.array.id)
             client.retry_policy = make_patience(progress)
             if request.job.terminal_keep_s is not None:
-                return terminal.follow(started)
+                with reporting(session, started.id):
+                    return terminal.follow(started)
             with submission.reported(started.id):
                 ended = follower.follow(started)
         except Interrupted as stop:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -12,8 +11,10 @@ import click
 from moorings.cli.command_tree import MoorCommand, complete_names, examples, name_argument, strip_nouns
 from moorings.cli.commands.run import CommandBehindDashes, run
 from moorings.cli.interactive import SIGHUP_EXIT, TerminalSession, check_terminal, find_command, socket_of
+from moorings.cli.slurm_terminals import StepForwarder, become_step, check_own_job, is_on_slurm
 from moorings.client.client import Client
 from moorings.core.model.errors import MooringsError
+from moorings.submission.slurm_submission import reporting
 from moorings.terminal.attaching import (
     Relay,
     RelayEnd,
@@ -27,12 +28,12 @@ from moorings.terminal.context import CommandContext
 from moorings.terminal.errors import error_lines
 from moorings.terminal.interrupts import Interrupted, SignalsAsExceptions
 from moorings.terminal.patience import make_patience
-from moorings.terminal.port_forwarding import PortForwarder, parse_ports
+from moorings.terminal.port_forwarding import Forwarder, PortForwarder, SupervisorForwarder, parse_ports
 from moorings.terminal.progress import Progress
 from moorings.wire.errors import ExitCode
 from moorings.wire.frames import TerminalAction, TerminalRequest
 from moorings.wire.shapes import RunBody, TaskContainerBody
-from moorings.workloads.runs import ENDED, RunState
+from moorings.workloads.runs import ENDED
 
 SIGPIPE_EXIT = 141
 END_POLL_S = 5.0
@@ -84,7 +85,7 @@ def attach(session: CommandContext, name: str) -> int:
         raise MooringsError("terminal.refused", f"run {found.id} has no terminal", hint=hint)
     session.client.retry_policy = make_patience(progress)
     terminal = TerminalSession(session, progress)
-    with SignalsAsExceptions():
+    with SignalsAsExceptions(), reporting(session, found.id):
         try:
             return terminal.follow(found)
         except Interrupted as stop:
@@ -126,8 +127,8 @@ def exec(ctx: click.Context, name: str, *, tty: bool | None) -> int:  # noqa: A0
         size=window_size(0),
     )
     found = session.client.get_run(name)
-    if found.engine == "slurm" and found.state == RunState.RUNNING and found.reference is not None:
-        return _become_step(found, request)
+    if is_on_slurm(found):
+        return become_step(found, request)
     where = session.client.get_terminal(name)
     if where.container is not None:
         from moorings.cli.pod_terminal import become_command
@@ -141,24 +142,6 @@ def exec(ctx: click.Context, name: str, *, tty: bool | None) -> int:  # noqa: A0
         return error.exit_code or ExitCode.DENIED
     with connected, SignalsAsExceptions():
         return _relay_command(Relay(connected, terminal=tty), is_raw=tty)
-
-
-def _become_step(found: RunBody, request: TerminalRequest) -> int:
-    """Become the person's own ``srun``, which runs the command as a step of the run's job.
-
-    Raises:
-        MooringsError: ``slurm.missing``.
-    """
-    from moorings.slurm.engine.beside import build_beside
-
-    assert found.reference is not None
-    folder = found.job.workdir
-    call = build_beside(found.reference, found.id, folder, request.command, term=request.term, tty=request.tty)
-    try:
-        os.execvp(call[0], call)  # noqa: S606 - no shell
-    except FileNotFoundError as error:
-        hint = "run it where 'srun' is, as the user of the job"
-        raise MooringsError("slurm.missing", "there is no srun here", hint=hint) from error
 
 
 def _relay_command(relay: Relay, *, is_raw: bool) -> int:
@@ -205,14 +188,24 @@ def port_forward(session: CommandContext, name: str, ports: Sequence[str]) -> in
     wanted = [parse_ports(text) for text in ports]
     (name,) = strip_nouns("run", [name])
     progress = Progress(session.console)
-    where = session.client.get_terminal(name)
     found = session.client.get_run(name)
+    forwarder: Forwarder
+    if is_on_slurm(found):
+        forwarder = StepForwarder(str(check_own_job(session, found).job_id), progress.report)
+    else:
+        where = session.client.get_terminal(name)
+        if where.container is not None:
+            session.client.retry_policy = make_patience(progress)
+            return _forward_by_kubectl(session.client, progress, found, where.container, wanted)
+        forwarder = SupervisorForwarder(socket_of(where), progress.report)
     session.client.retry_policy = make_patience(progress)
-    if where.container is not None:
-        return _forward_by_kubectl(session.client, progress, found, where.container, wanted)
-    with SignalsAsExceptions(), PortForwarder(socket_of(where), wanted, progress.report) as forwarder:
+    with (
+        SignalsAsExceptions(),
+        reporting(session, found.id),
+        PortForwarder(forwarder, wanted, progress.report) as forwarding,
+    ):
         try:
-            for local, remote in forwarder.ports:
+            for local, remote in forwarding.ports:
                 session.console.print_line(f"Forwarding from 127.0.0.1:{local} -> {remote}")
             found = _follow_to_end(session.client, found, lambda: False)
         except Interrupted as stop:

@@ -1,7 +1,8 @@
 # The batch script of a run, after the lines that set: attempt (its folder), tasks, cpus, limit, warn, grace (seconds;
 # empty: none), limit_signals and yield_signals (names, the first choice first), plain_signal, python, program, watched
-# (empty: the job names no folder of checkpoints), reports (empty: the controller sees this folder itself). POSIX shell: without a Python on the node only its checkpoints are
-# not seen, and every program gets plain_signal.
+# (empty: the job names no folder of checkpoints), reports (empty: the controller sees this folder itself), terminal
+# (empty: the first task has none). POSIX shell: without a Python on the node only its checkpoints are not seen, and every
+# program gets plain_signal; a terminal needs one.
 #
 # It claims the attempt and starts the tasks as one step. It stops them for the first reason to come (a task failed, a
 # cancel, the time limit, Slurm ends the job) with TERM, the grace period and KILL, and records that reason.
@@ -42,7 +43,15 @@ await() { # a process of ours, and how many fifths of a second; its exit code, o
     wait "$1"
 }
 
+remove_socket() { # of a terminal that was killed: the first task was on this node, too
+    [ -n "$terminal" ] && read -r _ place 2> /dev/null < "terminal.$restart" || return
+    case $place in
+    /tmp/moorings-terminal-*) rm -f "$place/terminal" && rmdir "$place" 2> /dev/null ;;
+    esac
+}
+
 finish() { # reason of the stop
+    remove_socket
     printf 'restart=%s\nstop=%s\n' "$restart" "$1" > done.draft && mv -f done.draft done
     [ -n "$reporter" ] || return 0
     kill -s WINCH "$reporter" 2> /dev/null # what could not be sent stays here, for the person's next moor
@@ -56,7 +65,7 @@ if [ -e done ]; then
     grep -q '^stop=slurm$' done || exit 0
     rm -f done
 fi
-rm -rf tasks
+rm -rf tasks unattended
 mkdir -p tasks logs
 if [ -n "$reports" ]; then
     (exec "$python" "$program" report "$attempt" "$restart" 2>> report.log) &
@@ -149,6 +158,7 @@ act() {
     fi
     [ -n "$stop" ] || return
     if [ -z "$ended" ]; then
+        [ -z "$terminal" ] || scancel --signal=HUP "$step" # an interactive shell ignores TERM
         if [ "$stop" = slurm ]; then ended=1 # Slurm signals the tasks itself
         elif scancel --signal=TERM "$SLURM_JOB_ID"; then
             ended=1
@@ -211,6 +221,9 @@ left_alone() { # whether every task ended by itself
     [ "$n_left" -eq "$tasks" ]
 }
 
+case $stop in
+'' | failed) [ ! -e unattended ] || stop=asked ;; # its terminal has stopped it
+esac
 case $stop in
 '' | failed)
     if [ -n "$warned" ] && [ "${code:-1}" -ne 0 ] && [ -z "$slurm" ] && must_yield; then

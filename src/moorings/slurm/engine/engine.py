@@ -31,6 +31,7 @@ from moorings.ports.clock import Clock
 from moorings.ports.engine import RunSubmission
 from moorings.ports.store import Epoch
 from moorings.slurm.commands import SlurmCommands
+from moorings.slurm.engine.node_terminal import build_terminal_archive
 from moorings.slurm.engine.run_folder import SlurmAttempt, SlurmAttemptState, SlurmRunFolder, SubmittedSlurmJob
 from moorings.slurm.engine.run_status import (
     JobEnd,
@@ -176,8 +177,12 @@ class SlurmEngine(ScheduledEngine):
             job = order.job
             dependency = await asyncio.to_thread(self._dependency, order)
             asked = SubmittedSlurmJob(job.tasks, job.checkpoint.grace_s, job.time_limit_s)
-            program = await asyncio.to_thread(self._program)
-            files = build_files(order, attempt.path, self._settings.python, program, self._report_file(order))
+            program = await asyncio.to_thread(self._program, "looks", build_archive())
+            terminal = None
+            if job.terminal_keep_s is not None:
+                terminal = await asyncio.to_thread(self._program, "terminal", build_terminal_archive())
+            python, report = self._settings.python, self._report_file(order)
+            files = build_files(order, attempt.path, python, program, report, terminal)
             await asyncio.to_thread(attempt.save_order, asked, files)
             await asyncio.to_thread(attempt.write, "asked", b"")
             try:
@@ -192,10 +197,9 @@ class SlurmEngine(ScheduledEngine):
             await asyncio.to_thread(attempt.write, "job", str(number).encode())
         return number
 
-    def _program(self) -> Path:
-        """Return the nodes' program, in the runs' folder; runs of an earlier version keep theirs."""
-        content = build_archive()
-        path = self._folder / f"looks-{hashlib.sha256(content).hexdigest()[:16]}.pyz"
+    def _program(self, name: str, content: bytes) -> Path:
+        """Return a program of the nodes, in the runs' folder; runs of an earlier version keep theirs."""
+        path = self._folder / f"{name}-{hashlib.sha256(content).hexdigest()[:16]}.pyz"
         with contextlib.suppress(OSError):
             if path.read_bytes() == content:
                 return path

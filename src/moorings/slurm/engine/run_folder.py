@@ -3,6 +3,7 @@
 ::
 
     looks-<digest>.pyz     the nodes' program
+    terminal-<digest>.pyz  the program of the first task's terminal
     <run id>/
         door                   lock: held by the submitting controller
         <attempt>/
@@ -25,6 +26,9 @@
             hears.<restart>.<node>    there a program waits for the next
             warn.<restart>     the tasks are to be warned: the signals, the first choice first
             resume.<restart>   what it gave to that start of the job
+            terminal.json      what the terminal's program has to know of the job (slurm/engine/node_terminal.py)
+            terminal.<restart>    shell commands by which a step on its node attaches to it
+            unattended         it has stopped its program, because no one was there
             end.json           how it ended; ours, and final
 
 Files of the nodes are small, and an incomplete one does not count. Times are those of the files: one clock for all

@@ -213,6 +213,8 @@ def _detail(
 ) -> str:
     if ending is EndReason.CANCELLED and facts.cancel is not None:
         return facts.cancel
+    if ending is EndReason.CANCELLED and first is not None and first[2].why:
+        return first[2].why  # its terminal has stopped it
     if ending is EndReason.TIMED_OUT and facts.asked.time_limit_s is not None:
         return f"stopped at its time limit of {duration_text(facts.asked.time_limit_s)}"
     if ending is EndReason.CANCELLED and job is not None and job.reason == NEVER_SATISFIED:

@@ -12,11 +12,11 @@ import shlex
 from pathlib import Path
 
 from moorings.core.model.errors import MooringsError
+from moorings.core.model.quantities import duration_text
 from moorings.engines.launch import (
     describe_lost_functions,
     fixed_warn_signal,
     job_environment,
-    no_terminal_error,
     parse_signal,
     rejected_error,
     signal_names,
@@ -26,6 +26,7 @@ from moorings.engines.launch import (
 from moorings.engines.node_report import SETTINGS_FILE
 from moorings.engines.run_folder import to_json
 from moorings.ports.engine import RunSubmission
+from moorings.slurm.engine.node_terminal import TERMINAL_FILE, NodeTerminal
 from moorings.slurm.engine.settings import SubmitTarget
 from moorings.slurm.host.job_table import KIND
 from moorings.workloads.jobs import JobSpec
@@ -33,6 +34,7 @@ from moorings.workloads.runs import RunId
 
 SCRIPTS = Path(__file__).parent
 MARGIN_S = 60.0  # Slurm's limit beyond ours: it counts from the script's start, and stops with less grace
+FIRST_S = 60.0  # at least as long a terminal waits for the first person to attach
 WARN_S_MAX = 65_535  # the maximum of --signal
 NICE_MAX = 2_147_483_645
 MIB = 1 << 20
@@ -50,8 +52,6 @@ def check_job(job: JobSpec) -> None:
     Raises:
         MooringsError: ``engine.rejected``.
     """
-    if job.terminal_keep_s is not None:
-        raise no_terminal_error("Slurm")
     if job.image is not None:
         hint = "let its command start the container: apptainer exec IMAGE python3 train.py"
         raise rejected_error("a run on Slurm is not put into a container image", hint)
@@ -200,7 +200,12 @@ def explain_refusal(error: MooringsError, place: SubmitTarget) -> MooringsError 
 
 
 def build_files(
-    order: RunSubmission, attempt: Path, python: str, program: Path, report: bytes | None = None
+    order: RunSubmission,
+    attempt: Path,
+    python: str,
+    program: Path,
+    report: bytes | None = None,
+    terminal: Path | None = None,
 ) -> dict[str, bytes]:
     """Return the files for the nodes, by name.
 
@@ -210,6 +215,7 @@ def build_files(
         python: what runs the program.
         program: of ``engines.node_program``.
         report: by which the job reports to a controller; None: it does not.
+        terminal: the program of its terminal (``slurm.engine.node_terminal``); None: it has none.
     """
     job, contract = order.job, order.job.checkpoint
     warn_s = job.time_limit_s - contract.warn_s if job.time_limit_s is not None else 0.0
@@ -227,16 +233,20 @@ def build_files(
         "program": str(program),
         "watched": "yes" if job.checkpoint_directory is not None else "",
         "reports": "yes" if report is not None else "",
+        "terminal": "yes" if terminal is not None else "",
     }
     task = {
         "_moorings_attempt": str(attempt),
         "_moorings_program": str(program),
         "_moorings_plain": "" if job.needs_devices else "yes",
+        "_moorings_terminal": str(terminal) if terminal is not None else "",
     }
     watched = {}
     if job.checkpoint_directory is not None:
         seen = watched_job(order, job.checkpoint_directory)
         watched = {"watched.json": to_json(seen)}
+    if job.terminal_keep_s is not None:
+        watched[TERMINAL_FILE] = to_json(terminal_of(job.terminal_keep_s, contract.grace_s))
     return {
         **watched,
         **({SETTINGS_FILE: report} if report is not None else {}),
@@ -244,6 +254,12 @@ def build_files(
         "task.sh": _script("task.sh", task),
         "environment": _environment(order).encode("utf-8", "surrogateescape"),
     }
+
+
+def terminal_of(keep_s: float, grace_s: float) -> NodeTerminal:
+    """Return what the program of a terminal has to know of a job."""
+    why = f"its terminal was unattended for {duration_text(keep_s)} ('--keep')"
+    return NodeTerminal(keep_s, max(keep_s, FIRST_S), grace_s, why)
 
 
 def _environment(order: RunSubmission) -> str:
