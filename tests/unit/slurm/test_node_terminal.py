@@ -95,7 +95,7 @@ def test_socket_lies_in_a_folder_of_its_own_user_on_the_node(node: Node) -> None
 
 
 def test_unattended_command_gets_hup_and_says_why(node: Node) -> None:
-    script = "trap 'echo hung up; exit 0' HUP; echo here; sleep 60 & wait"
+    script = "trap '' TERM; trap 'echo hung up; exit 0' HUP; echo here; sleep 60 & wait"
     with node.serving("sh", "-c", script, keep_s=0.1) as process:
         with node.attach() as terminal:
             terminal.wait_for("here")
