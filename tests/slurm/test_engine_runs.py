@@ -199,7 +199,7 @@ def test_a_run_that_waits_in_slurms_queue_is_cancelled_there(site: IpuSite, star
 
 def test_a_running_one_that_is_interrupted_has_its_grace_period(site: IpuSite, start: Start) -> None:
     before = runs(site)
-    script = "trap 'echo saved; exit 0' TERM; echo ready; sleep 300 & wait"
+    script = "trap 'echo saved; exit 0' TERM; echo ready; while :; do sleep 300 & wait; done"
     process = start("--ipus", "2", "--", "sh", "-c", script)
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"

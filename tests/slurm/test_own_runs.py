@@ -24,7 +24,7 @@ from tests.slurm.ipus import IpuSite, ipu_site
 from tests.waiting import patient, until
 
 ANN, BOB = "games", "news"  # accounts that every Debian has, and that no daemon here uses
-STUBBORN = ("sh", "-c", "trap 'echo saved; exit 0' TERM; echo ready; sleep 300 & wait")
+STUBBORN = ("sh", "-c", "trap 'echo saved; exit 0' TERM; echo ready; while :; do sleep 300 & wait; done")
 Run = dict[str, Any]
 
 

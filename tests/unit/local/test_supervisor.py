@@ -229,7 +229,8 @@ async def test_a_tree_of_processes_is_dead_when_the_run_has_ended(rig, engine):
 
 async def test_a_program_in_a_script_may_use_its_grace_period(rig, engine):
     program = rig.script(
-        "program.sh", "#!/bin/sh\ntrap 'sleep 0.1; echo saved; exit 0' TERM\necho ready\nsleep 3600 & wait\n"
+        "program.sh",
+        "#!/bin/sh\ntrap 'sleep 0.1; echo saved; exit 0' TERM\necho ready\nwhile :; do sleep 3600 & wait; done\n",
     )
     order = make_order(rig.programs.shell(f"{program}; exit 1"), rig.workdir)
     await engine.submit(order)
