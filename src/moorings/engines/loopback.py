@@ -13,13 +13,17 @@ from pathlib import Path
 
 _TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 _LISTENS = "0A"
+_CLOSED = "0"  # the inode of a socket that no process has
 
 
 def client_user(connection: socket.socket) -> int | None:
-    """The user of the process that has connected to 127.0.0.1; None: it is not found."""
+    """The user of the process that has connected to 127.0.0.1; None: it is not found, or has closed the connection.
+
+    Of a closed one the kernel keeps no user, and shows 0.
+    """
     theirs, ours = _entry(*connection.getpeername()), _entry(*connection.getsockname())
     for fields in _lines(_TABLES[0]):
-        if (fields[1], fields[2]) == (theirs, ours):
+        if (fields[1], fields[2]) == (theirs, ours) and fields[9] != _CLOSED:
             return int(fields[7])
     return None
 
@@ -31,7 +35,7 @@ def is_open(connection: socket.socket) -> bool:
         ours = _entry(*connection.getsockname())
     except OSError:
         return False
-    return any((each[1], each[2]) == (theirs, ours) and each[9] != "0" for each in _lines(_TABLES[0]))
+    return any((each[1], each[2]) == (theirs, ours) and each[9] != _CLOSED for each in _lines(_TABLES[0]))
 
 
 def listening_users(port: int) -> frozenset[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import socket
@@ -227,12 +226,23 @@ def connect_port(port: int) -> socket.socket:
     Raises:
         OSError: nothing listens there, or another user's process does: it may wait for what is meant for the job.
     """
+    _check_listeners(port)
+    try:
+        connection = _connect(socket.AF_INET, "127.0.0.1", port)
+    except OSError:
+        connection = _connect(socket.AF_INET6, "::1", port)
+    try:
+        _check_listeners(port)  # one may have come in between
+    except PermissionError:
+        connection.close()
+        raise
+    return connection
+
+
+def _check_listeners(port: int) -> None:
     strangers = listening_users(port) - {os.getuid(), 0}
     if strangers:
         raise PermissionError(errno.EACCES, f"a process of user {min(strangers)} listens there")
-    with contextlib.suppress(OSError):
-        return _connect(socket.AF_INET, "127.0.0.1", port)
-    return _connect(socket.AF_INET6, "::1", port)
 
 
 def _connect(family: socket.AddressFamily, address: str, port: int) -> socket.socket:

@@ -37,6 +37,16 @@ def test_users_at_both_ends_are_known():
         connect_port(port)
 
 
+def test_client_that_has_closed_is_of_no_user():
+    """The kernel shows 0 for it, as for root: a stranger who sends and closes must not be let in."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        client = socket.create_connection(server.getsockname())
+        client.sendall(b"POST / HTTP/1.0\r\n\r\n")
+        client.close()
+        with server.accept()[0] as accepted:
+            assert client_user(accepted) is None
+
+
 def test_port_in_use_is_refused(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as server:
         wanted = [(0, 1), (server.getsockname()[1], 1)]

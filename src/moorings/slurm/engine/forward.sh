@@ -3,22 +3,26 @@
 # for what is meant for the job.
 port=$1
 printf -v hex %04X "$port"
-for table in /proc/net/tcp /proc/net/tcp6; do
-    [ -r "$table" ] || continue # a kernel without IPv6
-    mapfile -t lines < "$table"
-    for line in "${lines[@]}"; do
-        [[ $line == *":$hex "* ]] || continue
-        read -r _ local _ state _ _ _ uid _ <<< "$line"
-        if [ "${local##*:}" = "$hex" ] && [ "$state" = 0A ] && [ "$uid" != 0 ] && [ "$uid" != "$UID" ]; then
-            echo "moorings: a process of user $uid listens at port $port of $SLURMD_NODENAME" >&2
-            exit 1
-        fi
+check_listeners() {
+    for table in /proc/net/tcp /proc/net/tcp6; do
+        [ -r "$table" ] || continue # a kernel without IPv6
+        mapfile -t lines < "$table"
+        for line in "${lines[@]}"; do
+            [[ $line == *":$hex "* ]] || continue
+            read -r _ local _ state _ _ _ uid _ <<< "$line"
+            if [ "${local##*:}" = "$hex" ] && [ "$state" = 0A ] && [ "$uid" != 0 ] && [ "$uid" != "$UID" ]; then
+                echo "moorings: a process of user $uid listens at port $port of $SLURMD_NODENAME" >&2
+                exit 1
+            fi
+        done
     done
-done
+}
+check_listeners
 { exec 3<> "/dev/tcp/127.0.0.1/$port"; } 2> /dev/null || {
     echo "moorings: nothing listens at port $port of 127.0.0.1 on $SLURMD_NODENAME" >&2
     exit 1
 }
+check_listeners # one may have come in between
 exec 4<&0
 cat <&4 >&3 &
 cat <&3 # until the program there closes the connection
