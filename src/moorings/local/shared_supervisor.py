@@ -38,6 +38,7 @@ FILE_TEXT_CHARS_MAX = 1 << 20
 # What a binding may set: names of devices, and where the vendor's controller listens.
 BINDING_VARIABLES = frozenset({"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"})
 API_VARIABLES = re.compile(r"IPUOF_VIPU_API_[A-Z_]{1,40}")
+_DEVICE_FILE = re.compile(r"/dev/(?!pts/|shm/|mqueue/)[A-Za-z0-9._/-]{1,200}")  # no word of a container's mounts
 _VALUE = re.compile(r"[A-Za-z0-9._:,@/+=\[\]-]{0,4096}")
 
 
@@ -99,6 +100,8 @@ def parse_submission(given: Mapping[str, Any]) -> RunSubmission:
     words = [binding.partition, *(device for gcd in binding.gcds for device in gcd.devices), *values]
     if not all(_VALUE.fullmatch(word) for word in words):
         raise ValueError("the binding has values that no binding has")
+    if not all(_DEVICE_FILE.fullmatch(path) and ".." not in path for gcd in binding.gcds for path in gcd.device_files):
+        raise ValueError("the binding names device files that are none")
     chosen, since = order.get("resume_from"), order.get("resume_since")
     if chosen is not None and (fault := checkpoint_fault(str(chosen), job.checkpoint_directory)):
         raise ValueError(f"checkpoint {chosen} {fault}")

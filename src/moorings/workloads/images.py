@@ -45,6 +45,6 @@ def check_image(image: str) -> None:
     Raises:
         MooringsError: ``job.invalid``.
     """
-    if len(image) > IMAGE_CHARS_MAX or not _IMAGE.fullmatch(image):
+    if len(image) > IMAGE_CHARS_MAX or not _IMAGE.fullmatch(image.removeprefix("docker://")):
         hint = 'image = "registry.example/digits:1", or the path of a SIF file'
         raise MooringsError("job.invalid", f"the image {image[:80]!r} is none", hint=hint)

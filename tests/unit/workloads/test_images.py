@@ -37,7 +37,22 @@ def test_a_flag_wins_over_the_image_of_a_file():
     assert parse('image = "a:1"\n', image="b:1").image == "b:1"
 
 
-@cases("image", ["", "-v/:/x", "--privileged", "a b", "a\nb", "a;b", "a,b", "$(x)", "a" * 4097])
+@cases(
+    "image",
+    [
+        "",
+        "-v/:/x",
+        "--privileged",
+        "docker://--privileged",
+        "docker://-v=/a:/b",
+        "a b",
+        "a\nb",
+        "a;b",
+        "a,b",
+        "$(x)",
+        "a" * 4097,
+    ],
+)
 def test_what_is_no_image_is_refused(image):
     with pytest.raises(MooringsError) as caught:
         check_image(image)
