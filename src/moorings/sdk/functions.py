@@ -20,6 +20,7 @@ import contextlib
 import json
 import os
 import pickle
+import re
 import secrets
 import shutil
 import stat
@@ -33,12 +34,14 @@ from types import ModuleType
 from typing import Any
 
 from moorings.core.model.errors import MooringsError
+from moorings.engines.run_folder import RunFolder
 from moorings.files import write_atomically
 
 TASK_PROGRAM = Path(__file__).with_name("function_task.py")
 KEEP_ANSWERED_S = 30 * 86_400.0  # after the last result of all, as the folders of runs on Slurm
 KEEP_S = 366 * 86_400.0  # without all results: no time limit is longer
 
+_ENTRY = re.compile(r"[0-9a-f]{16}")
 VALUE, EXCEPTION, FAULT = "value", "exception", "fault"  # the outcomes of a call; FAULT: what happened cannot be sent
 
 
@@ -103,7 +106,13 @@ class FunctionEntry:
             raise _refused(f"{self.path} cannot be written: {error.strerror}") from error
 
     def link(self, run: str) -> None:
-        """Let a run or an array be found by its id."""
+        """Let a run or an array be found by its id.
+
+        Raises:
+            MooringsError: ``engine.rejected``: this cannot be one.
+        """
+        if not RunFolder.id_pattern.fullmatch(run):  # the controller says it
+            raise MooringsError("engine.rejected", f"{run[:80]!r} cannot be the id of a run")
         with contextlib.suppress(OSError):  # this program has the path
             (self.path.parent / run).symlink_to(self.path.name)
 
@@ -140,13 +149,18 @@ def new_entry(folder: Path) -> FunctionEntry:
 
 
 def find_entry(folder: Path, run: str) -> FunctionEntry | None:
-    """The submission of a run or an array; None: it was not made of a function, or elsewhere."""
-    link = folder.absolute() / run
+    """The submission of a run or an array; None: it was not made of a function, or elsewhere.
+
+    Its results are code: it must be in this folder, whatever the controller says its id is, and this user's alone.
+    """
+    if not RunFolder.id_pattern.fullmatch(run):
+        return None
+    folder = folder.absolute()
     try:
-        name = link.readlink().name
+        path = folder / (folder / run).readlink().name
+        return FunctionEntry(path) if _ENTRY.fullmatch(path.name) and _is_private(path) else None
     except OSError:
         return None
-    return FunctionEntry(link.parent / name)
 
 
 def call_function(path: Path, index: int, rank: int) -> int:
@@ -238,10 +252,15 @@ def _refused(detail: str, hint: str = "") -> MooringsError:
     return MooringsError("function.refused", detail, hint=hint)
 
 
+def _is_private(folder: Path) -> bool:
+    """Whether it is a folder that only this user can write; OSError: it is not there."""
+    status = folder.lstat()
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o022
+
+
 def _make_private(folder: Path) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    status = folder.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+    if not _is_private(folder):
         raise _refused(f"{folder} is no folder that only you can write", f"chmod 700 {folder}")
 
 

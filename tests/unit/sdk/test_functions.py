@@ -174,6 +174,22 @@ def test_an_entry_is_found_by_its_run(entry):
     assert find_entry(entry.path.parent, "run-b") is None
 
 
+def test_an_id_leads_to_no_results_elsewhere(entry, tmp_path):
+    """The controller says the id, and the results are code."""
+    called(entry, int)
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    (tmp_path / "elsewhere" / "run-a").symlink_to("real")
+    (entry.path.parent / "run-b").symlink_to("../elsewhere")
+    for ident in (str(tmp_path / "elsewhere" / "run-a"), "../elsewhere/run-a", "run-b"):
+        assert find_entry(entry.path.parent, ident) is None
+    with pytest.raises(MooringsError, match="cannot be the id"):
+        entry.link(str(tmp_path / "planted"))
+    assert not (tmp_path / "planted").is_symlink()
+    entry.link("run-c")
+    entry.path.chmod(0o777)
+    assert find_entry(entry.path.parent, "run-c") is None
+
+
 def test_old_entries_are_removed_and_later_if_unanswered(tmp_path):
     answered, waiting, forgotten, fresh = (new_entry(tmp_path) for _ in range(4))
     called(answered, int)

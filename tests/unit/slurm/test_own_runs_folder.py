@@ -77,9 +77,14 @@ def test_a_damaged_record_stops_no_other(tmp_path: Path, own: OwnRuns) -> None:
     assert own.unreported(HERE) == ["run-2"]
 
 
-def test_an_id_that_leaves_the_folder_is_refused(tmp_path: Path, own: OwnRuns) -> None:
-    with pytest.raises(MooringsError) as caught:
-        save(own, "../run-1")
-    assert caught.value.code == "engine.rejected"
-    assert not own.has("../run-1")
-    assert list(tmp_path.iterdir()) == []
+@pytest.mark.parametrize("ident", ["../precious", "{here}/precious", "", "."])
+def test_an_id_that_leaves_the_folder_is_refused(tmp_path: Path, own: OwnRuns, ident: str) -> None:
+    """The controller says it, and files are made and removed by it."""
+    (tmp_path / "precious").mkdir()
+    ident = ident.format(here=tmp_path)
+    for act in (lambda: save(own, ident), lambda: own.close(ident), lambda: own.cancel([ident], "why")):
+        with pytest.raises(MooringsError) as caught:
+            act()
+        assert caught.value.code == "engine.rejected"
+    assert not own.has(ident)
+    assert [path.name for path in tmp_path.iterdir()] == ["precious"]

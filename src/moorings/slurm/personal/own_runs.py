@@ -130,7 +130,8 @@ class OwnRuns:
 
     def has(self, run: str) -> bool:
         """Whether that run was submitted from here."""
-        return RUNS_FOLDER.fullmatch(f"/{run}") is not None and (self._folder / run / "run.json").exists()
+        found = SlurmRunFolder.find(self._folder, RunId(run))
+        return found is not None and (found.path / "run.json").exists()
 
     def has_job(self, run: str) -> bool:
         """Whether Slurm lists a job of this user with the comment of that run.
@@ -154,12 +155,11 @@ class OwnRuns:
         Raises:
             MooringsError: ``engine.unavailable``: its folder cannot be written.
         """
-        if SlurmRunFolder.find(self._folder, RunId(run)) is None:
-            raise MooringsError("engine.rejected", f"{run[:80]!r} cannot be the id of a run")
+        self._path(run)
         try:
-            for path in (self._folder, self._folder / "open", self._folder / run):
+            for path in (self._folder, self._folder / "open", self._path(run)):
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_atomically(self._folder / run / "run.json", to_json(own))
+            write_atomically(self._path(run) / "run.json", to_json(own))
             (self._folder / "open" / run).touch(mode=0o600)
             self._prune()
         except OSError as error:
@@ -194,7 +194,7 @@ class OwnRuns:
         target = SubmitTarget(given.account, given.partition, given.qos)
         engine = self._engine(own, target, given.python, lambda _: self._dependency(client, run, own))
         job = int(asyncio.run(engine.submit(order)))
-        if (self._folder / run / "abandoned").exists():  # another moor has cancelled it meanwhile
+        if (self._path(run) / "abandoned").exists():  # another moor has cancelled it meanwhile
             asyncio.run(engine.cancel(RunId(run), "cancelled before it was submitted"))
         return job
 
@@ -224,7 +224,7 @@ class OwnRuns:
             return
         engine = self._engine(self._read(runs[0]))
         for run in runs:  # before Slurm is asked: what another moor submits later, that one cancels
-            write_atomically(self._folder / run / "abandoned", b"")
+            write_atomically(self._path(run) / "abandoned", b"")
 
         async def stop() -> None:
             listing = await engine.list_jobs()
@@ -235,7 +235,7 @@ class OwnRuns:
                 if facts is not None and (
                     facts.job is not None or await engine.find_job(RunId(run), listing) is not None
                 ):
-                    (self._folder / run / "abandoned").unlink(missing_ok=True)
+                    (self._path(run) / "abandoned").unlink(missing_ok=True)
 
         asyncio.run(stop())
 
@@ -280,7 +280,7 @@ class OwnRuns:
 
     def _report(self, client: Client, run: str, job: SlurmJobShape | None) -> str:
         attempt = self._newest(run)
-        is_abandoned = (self._folder / run / "abandoned").exists()
+        is_abandoned = (self._path(run) / "abandoned").exists()
         if attempt is None:
             answer = client.report_run(run, RunReportRequest(attempt=0, abandoned=is_abandoned))
         else:
@@ -382,9 +382,16 @@ class OwnRuns:
         clock = WallTime()
         return SlurmEngine(settings, self._folder, self._slurm, clock, report_file, dependency, is_told_of_ends=True)
 
+    def _path(self, run: str) -> Path:
+        """A run's folder: the controller says its id, which must not lead out of this one."""
+        found = SlurmRunFolder.find(self._folder, RunId(run))
+        if found is None:
+            raise MooringsError("engine.rejected", f"{run[:80]!r} cannot be the id of a run")
+        return found.path
+
     def _read(self, run: str) -> OwnRun:
         try:
-            return from_plain(OwnRun, json.loads((self._folder / run / "run.json").read_text()))
+            return from_plain(OwnRun, json.loads((self._path(run) / "run.json").read_text()))
         except (OSError, ValueError, TypeError, KeyError) as error:
             detail = f"the record of run {run} in {self._folder} cannot be read: {error}"
             raise MooringsError("engine.unavailable", detail, hint=f"moor cancel {run}") from error
@@ -394,9 +401,14 @@ class OwnRuns:
         return folder.newest_attempt() if folder is not None else None
 
     def close(self, run: str) -> None:
-        """Note that a run has ended: it is reported no more."""
+        """Note that a run has ended: it is reported no more.
+
+        Raises:
+            MooringsError: ``engine.rejected``: this cannot be the id of a run.
+        """
+        folder = self._path(run)
         with contextlib.suppress(OSError):
-            write_atomically(self._folder / run / "closed", b"")
+            write_atomically(folder / "closed", b"")
         (self._folder / "open" / run).unlink(missing_ok=True)
 
     def _prune(self) -> None:
