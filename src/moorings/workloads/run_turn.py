@@ -328,8 +328,10 @@ class RunTurn:
             ended = self._ended.pop(0)
             known = {*self._known.dependents(ended.id), *self._known.dependents(_array_of(ended))}
             waiting = filter(None, map(self.run, {*known, *self._new_held}))
+            # Once for all who wait for this array, of which there may be thousands: none of its own runs is among them.
+            is_left = bool(known or self._new_held) and self._has_unended(_array_of(ended))
             for run in sorted(waiting, key=lambda run: (run.created_at, run.id)):  # not in the order of memory (law 9)
-                demands += self._apply_dependency(run, ended)
+                demands += self._apply_dependency(run, ended, is_left=is_left)
             if ended.job.array is not None and ended.job.array.limit:
                 self._arrays[ended.job.array.id] = ended.job.array
         while self._arrays:
@@ -347,11 +349,11 @@ class RunTurn:
         dependents = self._known.dependents(run.id) or self._known.dependents(_array_of(run))
         return in_limit or bool(dependents or self._new_held)
 
-    def _apply_dependency(self, run: Run, ended: Run) -> list[CreateClaim]:
+    def _apply_dependency(self, run: Run, ended: Run, *, is_left: bool) -> list[CreateClaim]:
         after = _hold(run)
         if not any(each.run in (ended.id, _array_of(ended)) for each in after):
             return []
-        left, unmet = self._left_after(after, ended)
+        left, unmet = self._left_after(after, ended, is_left=is_left)
         if unmet:
             self._end(run, EndRecord(EndReason.CANCELLED, 143, detail=unmet))
             return []
@@ -366,8 +368,16 @@ class RunTurn:
         self._arrays[run.job.array.id] = run.job.array
         return []
 
-    def _left_after(self, after: Iterable[Dependency], ended: Run) -> tuple[tuple[Dependency, ...], str]:
-        """What is still to be waited for after the end of a run, and why the dependent run never starts, if so."""
+    def _left_after(
+        self, after: Iterable[Dependency], ended: Run, *, is_left: bool
+    ) -> tuple[tuple[Dependency, ...], str]:
+        """What is still to be waited for after the end of a run, and why the dependent run never starts, if so.
+
+        Args:
+            after: what was waited for.
+            ended: the run.
+            is_left: whether others of its array have not ended.
+        """
         left, succeeded = [], ended.state is RunState.SUCCEEDED
         for each in after:
             if each.run == ended.id:
@@ -379,11 +389,15 @@ class RunTurn:
                 return (), replace(each, run=ended.id).unmet_text(ended.state)
             else:
                 seen = replace(each, has_failed=each.has_failed or not succeeded)
-                if self._unended(each.run) or any(_array_of(other) == each.run for other in self._ended):
+                if is_left:
                     left.append(seen)
                 elif not seen.is_met(succeeded=not seen.has_failed):
                     return (), seen.unmet_text(RunState.SUCCEEDED)
         return tuple(left), ""
+
+    def _has_unended(self, array: RunId) -> bool:
+        """Whether a run of an array has not ended, or its end was not looked at yet."""
+        return bool(array) and (self._unended(array) > 0 or any(_array_of(other) == array for other in self._ended))
 
     def _unended(self, array: str) -> int:
         """How many runs of an array have not ended."""
