@@ -20,7 +20,9 @@ from moorings.kubernetes.engine.kubectl import (
     build_attach,
     build_check,
     build_exec,
+    build_look,
     check_answer,
+    check_pod,
     check_refusal,
     failure_of,
 )
@@ -50,24 +52,37 @@ def check_right(namespace: str, right: PodRight) -> None:
         MooringsError: ``kubernetes.missing``, ``kubernetes.denied``, ``kubernetes.unreachable``.
     """
     check_kubectl()
-    call = build_check(namespace, right)
+    check_answer(namespace, right, *_ask(build_check(namespace, right)))
+
+
+def check_place(run: str, place: TaskContainerBody, right: PodRight) -> None:
+    """Raise unless the person has the right, and the Pod is one of the run.
+
+    Raises:
+        MooringsError: as ``check_right``; ``terminal.refused``.
+    """
+    check_right(place.namespace, right)
+    check_pod(place, run, *_ask(build_look(place)))
+
+
+def _ask(call: Sequence[str]) -> tuple[str, str]:
+    """What a ``kubectl`` says, and its errors."""
     try:
         asked = subprocess.run(
             call, stdin=subprocess.DEVNULL, capture_output=True, errors="replace", check=False, timeout=CHECK_TIMEOUT_S
         )
     except subprocess.TimeoutExpired:
-        check_answer(namespace, right, "", f"no answer within {CHECK_TIMEOUT_S:g} s")
-    else:
-        check_answer(namespace, right, asked.stdout, asked.stderr)
+        return "", f"no answer within {CHECK_TIMEOUT_S:g} s"
+    return asked.stdout, asked.stderr
 
 
-def become_command(place: TaskContainerBody, command: Sequence[str], *, tty: bool) -> NoReturn:
+def become_command(run: str, place: TaskContainerBody, command: Sequence[str], *, tty: bool) -> NoReturn:
     """Become the ``kubectl`` that runs a command beside a task.
 
     Raises:
-        MooringsError: as ``check_right``.
+        MooringsError: as ``check_place``.
     """
-    check_right(place.namespace, PodRight.EXEC)
+    check_place(run, place, PodRight.EXEC)
     call = build_exec(place, command, tty=tty)
     os.execvp(call[0], call)  # noqa: S606 - no shell
 
@@ -78,8 +93,9 @@ def attach(session: CommandContext, run: str, place: TaskContainerBody) -> str:
     Meanwhile the controller hears that the terminal is attended.
 
     Raises:
-        MooringsError: ``kubernetes.denied``.
+        MooringsError: as ``check_place``.
     """
+    check_place(run, place, PodRight.ATTACH)
     with _restored_terminal(0), tempfile.TemporaryFile() as errors, _attended(session, run):
         with run_kubectl(build_attach(place), errors=errors) as kubectl:
             code = kubectl.wait()

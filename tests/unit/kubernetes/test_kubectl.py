@@ -11,8 +11,10 @@ from moorings.kubernetes.engine.kubectl import (
     build_attach,
     build_check,
     build_exec,
+    build_look,
     build_port_forward,
     check_answer,
+    check_pod,
     check_refusal,
 )
 from moorings.wire.shapes import TaskContainerBody
@@ -33,6 +35,24 @@ def test_calls_name_the_container_and_end_options_before_the_command() -> None:
         *("port-forward", "--address=127.0.0.1", "pod/run-1-worker-0", "0:8888", "9000:80")
     ]
     assert build_check("runs", PodRight.ATTACH)[2:] == ["auth", "can-i", "create", "pods", "--subresource=attach"]
+
+
+def test_pod_must_be_one_of_the_run() -> None:
+    """A controller that was taken over must not lead what a person types into a Pod of another job."""
+    assert build_look(PLACE)[2:] == ["get", "pod", "run-1-worker-0", "--output=json"]
+    labelled = '{"metadata": {"labels": {"moorings/run": "%s"}}}'
+    check_pod(PLACE, "run-1", labelled % "run-1", "")
+    for said in (labelled % "run-2", '{"metadata": {}}', '{"metadata": {"labels": []}}'):
+        with pytest.raises(MooringsError) as caught:
+            check_pod(PLACE, "run-1", said, "")
+        assert caught.value.code == "terminal.refused"
+    for said in ("", "[]", "null", '{"metadata": null}'):
+        with pytest.raises(MooringsError) as caught:
+            check_pod(PLACE, "run-1", said, "error: it is gone")
+        assert caught.value.code == "kubernetes.unreachable"
+    with pytest.raises(MooringsError) as caught:
+        check_pod(PLACE, "run-1", "", "Error from server (Forbidden): pods is forbidden")
+    assert caught.value.code == "kubernetes.denied"
 
 
 @cases(

@@ -133,7 +133,7 @@ def exec(ctx: click.Context, name: str, *, tty: bool | None) -> int:  # noqa: A0
     if where.container is not None:
         from moorings.cli.pod_terminal import become_command
 
-        become_command(where.container, command, tty=tty)
+        become_command(found.id, where.container, command, tty=tty)
     try:
         connected = connect(socket_of(where), request)
     except TerminalRefusedError as error:
@@ -226,10 +226,10 @@ def _forward_by_kubectl(
     client: Client, progress: Progress, found: RunBody, place: TaskContainerBody, ports: Sequence[tuple[int, int]]
 ) -> int:
     """Forward ports by the person's own ``kubectl`` until the run, or that, has ended."""
-    from moorings.cli.pod_terminal import check_right, run_kubectl
+    from moorings.cli.pod_terminal import check_place, run_kubectl
     from moorings.kubernetes.engine.kubectl import PodRight, build_port_forward
 
-    check_right(place.namespace, PodRight.PORT_FORWARD)
+    check_place(found.id, place, PodRight.PORT_FORWARD)
     with SignalsAsExceptions(), run_kubectl(build_port_forward(place, ports)) as kubectl:
         try:
             found = _follow_to_end(client, found, lambda: kubectl.poll() is not None)

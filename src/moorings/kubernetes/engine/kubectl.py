@@ -6,11 +6,13 @@ through the controller was refused: its own rights would then be everybody's.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from enum import StrEnum
 
 from moorings.core.model.errors import MooringsError
+from moorings.kubernetes.engine.submission import RUN
 from moorings.wire.shapes import TaskContainerBody
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
@@ -58,6 +60,28 @@ def check_refusal(errors: str) -> None:
     """
     if found := _REFUSED.search(errors):
         raise MooringsError("kubernetes.denied", found[1][:_LINE_CHARS_MAX], hint=_DENIED_HINT)
+
+
+def build_look(place: TaskContainerBody) -> list[str]:
+    """The call that shows a task's Pod."""
+    return [*_kubectl(place.namespace), "get", "pod", _name(place.pod), "--output=json"]
+
+
+def check_pod(place: TaskContainerBody, run: str, said: str, errors: str) -> None:
+    """Raise unless the answer of ``build_look``'s call is a Pod of the run: the controller alone is no witness of it.
+
+    Raises:
+        MooringsError: ``terminal.refused``, ``kubernetes.denied``, ``kubernetes.unreachable``.
+    """
+    check_refusal(errors)
+    try:
+        labels = json.loads(said)["metadata"].get("labels", {})
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        detail = f"kubectl does not show the Pod {place.pod}: {_last_line(errors)}"
+        raise MooringsError("kubernetes.unreachable", detail, hint="does 'kubectl get pods' work here?") from error
+    if not isinstance(labels, dict) or labels.get(RUN) != run:
+        detail = f"the controller names the Pod {place.pod} in {place.namespace}, which is not of run {run}"
+        raise MooringsError("terminal.refused", detail)
 
 
 def build_exec(place: TaskContainerBody, command: Sequence[str], *, tty: bool) -> list[str]:
