@@ -54,7 +54,8 @@ class TaskLog:
         with contextlib.suppress(FileNotFoundError), self._opened(self._path) as log:
             written_us = os.fstat(log).st_mtime_ns // 1000
         with contextlib.suppress(FileNotFoundError), self._opened(times_path(self._path)) as times:
-            found = size_at(times, since)
+            noted = size_at(times, since)
+            found = min(noted, self.size()) if noted is not None else None  # a job can write what it likes there
         if written_us < since:  # also of an attempt that ended before its last size was noted
             self._offset = self.size()
             return

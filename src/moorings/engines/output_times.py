@@ -84,8 +84,8 @@ def size_at(descriptor: int, at: Timestamp) -> int | None:
 
 
 def _read(descriptor: int, number: int) -> tuple[int, int]:
-    noted, size = _NOTE.unpack(os.pread(descriptor, _NOTE.size, number * _NOTE.size))
-    return noted, size
+    noted, size = _NOTE.unpack(os.pread(descriptor, _NOTE.size, number * _NOTE.size).ljust(_NOTE.size, b"\0"))
+    return noted, size  # a job that cuts the file meanwhile gets zeros
 
 
 def _size(log: Path) -> int:

@@ -229,7 +229,7 @@ def kill_leftovers(
     while empty_scans < EMPTY_SCANS:
         found = find_leftovers(folder, run, status, list_processes(), witnessed=witnessed)
         empty_scans = empty_scans + 1 if not found else 0
-        if any(is_in_container(process.pid) for process in found):
+        if containers_until is None and any(is_in_container(process.pid) for process in found):
             containers_until = time.monotonic() + RUNTIME_END_S
             give_up = containers_until + KILL_WAIT_S
         if containers_until is not None and time.monotonic() < containers_until:

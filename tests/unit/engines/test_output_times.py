@@ -1,6 +1,7 @@
 """Which output was written since a time, from the sizes that were noted beside it."""
 
 import os
+import struct
 from functools import partial
 
 import pytest
@@ -56,6 +57,13 @@ def test_output_begins_where_it_had_grown_to(log, times):
     assert since(log, 3).startswith("line 3")  # it had not been seen when the third second began
     assert since(log, 4.5).startswith("line 4")
     assert since(log, 60) == ""
+
+
+def test_notes_that_a_job_wrote_itself_lead_nowhere(log, times):
+    times.note(START)
+    grow(log, "line\n", 1)
+    times_path(log).write_bytes(struct.pack("<QQ", 0, 2**64 - 1))
+    assert since(log, 0) == ""
 
 
 def test_a_line_that_has_ended_since_is_whole(log, times):

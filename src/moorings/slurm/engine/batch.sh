@@ -46,8 +46,12 @@ await() { # a process of ours, and how many fifths of a second; its exit code, o
 remove_socket() { # of a terminal that was killed: the first task was on this node, too
     [ -n "$terminal" ] && read -r _ place 2> /dev/null < "terminal.$restart" || return
     case $place in
-    /tmp/moorings-terminal-*) rm -f "$place/terminal" && rmdir "$place" 2> /dev/null ;;
+    /tmp/moorings-terminal-*/*) return ;;
+    /tmp/moorings-terminal-*) ;;
+    *) return ;;
     esac
+    # Another user may have put a link there once it was gone. One's own folder in /tmp nobody else can replace.
+    [ ! -L "$place" ] && [ -O "$place" ] && rm -f "$place/terminal" && rmdir "$place" 2> /dev/null
 }
 
 finish() { # reason of the stop
