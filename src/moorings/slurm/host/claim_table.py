@@ -187,9 +187,13 @@ class ClaimTable:
         request = request_for(job, self.home, self.pool, long_name=long_name, is_private=self.is_private)
 
         async def make(key: str) -> ClaimBody:
+            nonlocal request
             try:
                 return await self.calls(lambda client: client.create_claim(request, key))
             except MooringsError as error:
+                if error.code == "body.invalid" and request.person is not None:
+                    request = replace(request, person=None)  # a controller of an earlier release does not know it
+                    return await make(key)
                 if error.code != "key.conflict":
                     raise
                 # The job's time limit changed: by an admin, or by 26.05, which runs it again.
