@@ -11,6 +11,7 @@ import pytest
 
 from tests.docs.pages import ROOT
 from tests.docs.terminal import Terminal
+from tests.procfs import HEARING
 from tests.pseudoterminal import Pseudoterminal
 from tests.waiting import patient
 
@@ -215,7 +216,7 @@ def differs(terminal: Terminal, command: str, line: Line) -> str:
 def type_into(terminal: Terminal, command: str, line: Line) -> str:
     """What is wrong with an interactive command; empty: nothing."""
     variables = dict(text.split("=", 1) for text in terminal.run("env")[0] if "=" in text)
-    with Pseudoterminal(["bash", "--norc", "-c", command], variables, folder=terminal.home) as typed:
+    with Pseudoterminal([*HEARING, "bash", "--norc", "-c", command], variables, folder=terminal.home) as typed:
         typed.wait_for(line.ready)
         typed.type(line.types)
         typed.wait()

@@ -187,7 +187,8 @@ def spelled(port_of_call: Harbour) -> Harbour:
     job = {"name": "n", "command": ["true", SPELL], "workdir": f"/{SPELL}", "environment": {"A": SPELL}}
     with admin(port_of_call) as client:
         assert client.post("/v1/devices/pod64:63/drain", json={"reason": SPELL}).status_code == 200
-        assert client.post("/v1/runs", json={"job": {**job, "image": SPELL}}).status_code == 201
+        assert client.post("/v1/runs", json={"job": job}).status_code == 201
+        assert client.post("/v1/runs", json={"job": {**job, "image": SPELL}}).json()["code"] == "job.invalid"
         assert client.post("/v1/claims", json={"size": 64}).status_code == 201  # its reason tells of the device
     return port_of_call
 

@@ -433,9 +433,14 @@ async def test_a_run_whose_order_was_damaged_may_have_another_attempt(rig, engin
     again = replace(order, attempt=1, job=replace(order.job, command=rig.programs.exits(0)))
     assert (await error_of(engine.submit(again))).code == "engine.unavailable"
     os.kill(supervisor, signal.SIGKILL)
-    await eventually(lambda: not alive(supervisor))
+    await eventually(lambda: is_idle(rig.of(order.run)))  # its lock is free a moment after it is gone
     await engine.submit(again)
     assert (await wait_for_end(engine, order.run)).ending is EndReason.EXITED
+
+
+def is_idle(folder):
+    with folder.keep_idle() as ours:
+        return ours
 
 
 async def test_damage_is_told_once_with_its_path(rig, engine, caplog):
