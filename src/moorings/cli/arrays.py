@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from moorings.cli.errors import UsageErrorWithHint
 from moorings.client.requests import RunFilter
 from moorings.core.model.claims import is_id
 from moorings.core.model.errors import MooringsError
@@ -24,8 +25,53 @@ if TYPE_CHECKING:
 _WAITS = (RunState.WAITING, RunState.PAUSED)
 
 
+def find_run(client: Client, name: str) -> RunBody:
+    """A run by its id or name.
+
+    Raises:
+        MooringsError: ``run.unknown``: there is none, or it has ended, and an array of that name has not.
+    """
+    return unless_array(client, name, client.get_run(name))
+
+
+def unless_array(client: Client, name: str, run: RunBody) -> RunBody:
+    """The run that was found by a name.
+
+    Raises:
+        MooringsError: ``run.unknown``: it has ended, and an array of that name has not.
+    """
+    if run.state in ENDED and not is_id(name) and _arrays_named(client.list_runs(), name):
+        raise MooringsError("run.unknown", f"{name!r} is an array by now, and run {run.id} of that name has ended")
+    return run
+
+
+def find_one_run(client: Client, name: str, command: str) -> RunBody:
+    """A run by its id or name, for what cannot be done with an array.
+
+    Args:
+        client: asks the controller.
+        name: of the run.
+        command: for the hint: ``moor exec``.
+
+    Raises:
+        UsageErrorWithHint: it is an array's.
+        MooringsError: ``run.unknown``.
+    """
+    try:
+        return find_run(client, name)
+    except MooringsError as error:
+        raise one_element_error(elements_instead(client, name, error), name, command) from error
+
+
+def one_element_error(runs: Sequence[RunBody], name: str, command: str) -> UsageErrorWithHint:
+    """The error where one run of an array must be named."""
+    which = next((run for run in runs if run.state not in ENDED), runs[0])
+    index = which.array.index if which.array is not None else 0
+    return UsageErrorWithHint(f"{name} is an array of {len(runs)} runs", hint=f"name one: {command} {name}-{index}")
+
+
 def array_instead(client: Client, name: str, error: MooringsError) -> str:
-    """The id of the array with that id, or of the newest that has not ended with that name.
+    """The id of the array with that id or name: of those that have not ended, else the newest of those that have.
 
     Args:
         client: asks the controller.
@@ -34,6 +80,7 @@ def array_instead(client: Client, name: str, error: MooringsError) -> str:
 
     Raises:
         MooringsError: ``error``: it is none of an array either.
+        UsageErrorWithHint: several that have not ended have that name.
     """
     if error.code != "run.unknown":
         raise error
@@ -41,10 +88,20 @@ def array_instead(client: Client, name: str, error: MooringsError) -> str:
         if list_elements(client, name):
             return name
         raise error
-    named = [run.array for run in client.list_runs() if run.array and run.name == f"{name}-{run.array.index}"]
+    active = _arrays_named(client.list_runs(), name)
+    if len(active) > 1:
+        hint = f"name one by its id: {', '.join(active)}"
+        raise UsageErrorWithHint(f"{len(active)} arrays are called {name!r}", hint=hint)
+    named = active or _arrays_named(client.list_runs(RunFilter(all=True)), name)
     if not named:
         raise error
-    return named[-1].id
+    return named[-1]
+
+
+def _arrays_named(runs: Sequence[RunBody], name: str) -> list[str]:
+    """The ids of the arrays of that name among these runs, the oldest first."""
+    named = [(run.created_at, run.array.id) for run in runs if run.array and run.name == f"{name}-{run.array.index}"]
+    return list(dict.fromkeys(array for _, array in sorted(named)))
 
 
 def elements_instead(client: Client, name: str, error: MooringsError) -> Sequence[RunBody]:
@@ -86,7 +143,7 @@ def follow_array(
             return runs
         if limit.is_over:
             progress.clear()
-            hint = f"it goes on: 'moor wait {array}'"
+            hint = f"it continues: 'moor wait {array}'"
             raise MooringsError("wait.timeout", f"{array}: {progress_text(runs)}; the time is up", hint=hint)
         progress.show_waiting(f"{array}: {progress_text(runs)}")
         client.get_run(left[-1].id, wait_s=limit.remaining_s(REASON_FRESH_S))

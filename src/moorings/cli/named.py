@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import click
 
+from moorings.cli.arrays import find_run
 from moorings.cli.command_tree import singular
 from moorings.cli.errors import UsageErrorWithHint
 from moorings.cli.queue_entries import QueueEntry, load_queue
@@ -107,7 +108,7 @@ def _summary(session: CommandContext, entry: QueueEntry) -> str:
 
 def _find(session: CommandContext, name: str) -> Named:
     try:
-        return Named("run", session.client.get_run(name).id)
+        return Named("run", find_run(session.client, name).id)
     except MooringsError as error:
         if error.code != "run.unknown":
             raise

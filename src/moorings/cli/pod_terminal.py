@@ -52,7 +52,7 @@ def check_right(namespace: str, right: PodRight) -> None:
         MooringsError: ``kubernetes.missing``, ``kubernetes.denied``, ``kubernetes.unreachable``.
     """
     check_kubectl()
-    check_answer(namespace, right, *_ask(build_check(namespace, right)))
+    check_answer(namespace, right, *_ask_cluster(build_check(namespace, right)))
 
 
 def check_place(run: str, place: TaskContainerBody, right: PodRight) -> None:
@@ -62,10 +62,10 @@ def check_place(run: str, place: TaskContainerBody, right: PodRight) -> None:
         MooringsError: as ``check_right``; ``terminal.refused``.
     """
     check_right(place.namespace, right)
-    check_pod(place, run, *_ask(build_look(place)))
+    check_pod(place, run, *_ask_cluster(build_look(place)))
 
 
-def _ask(call: Sequence[str]) -> tuple[str, str]:
+def _ask_cluster(call: Sequence[str]) -> tuple[str, str]:
     """What a ``kubectl`` says, and its errors."""
     try:
         asked = subprocess.run(

@@ -170,4 +170,35 @@ def test_the_output_of_an_array_is_that_of_one_of_its_runs(server, moor):
     server.on("GET", "/v1/runs", runs(*MIXED))
     code, _, err = moor("logs", ARRAY)
     assert code == 2
-    assert f"moor logs {ARRAY} --index 0" in err
+    assert f"moor logs {ARRAY}-1" in err
+
+
+def test_an_array_that_runs_is_preferred_to_a_run_that_has_ended(server, moor):
+    server.on("GET", "/v1/runs/sweep", body(samples.run("run-0ldold0ld0ld", "sweep", state="SUCCEEDED", claim=None)))
+    server.on("GET", "/v1/runs", runs(element(0, "RUNNING"), element(1)))
+    code, out, _ = moor("get", "run", "sweep")
+    assert (code, f"{ARRAY}-0" in out) == (0, True)
+
+
+def test_of_two_arrays_of_one_name_none_is_taken(server, moor):
+    other = ArrayBody(id="run-0therotherot", index=0, size=1, limit=0)
+    twin = samples.run("run-0therotherot-0", "sweep-0", state="WAITING", claim=None, array=other)
+    server.on("GET", "/v1/runs/sweep", NO_RUN)
+    server.on("GET", "/v1/runs", runs(element(0, "RUNNING"), element(1), twin))
+    code, _, err = moor("get", "run", "sweep")
+    assert (code, "2 arrays are called 'sweep'" in err) == (2, True)
+    assert ARRAY in err
+
+
+def test_an_array_that_has_ended_is_found_by_its_name(server, moor):
+    server.on("GET", "/v1/runs/sweep", NO_RUN)
+    server.on("GET", "/v1/runs", runs(), runs(*ENDED))
+    code, out, _ = moor("get", "run", "sweep")
+    assert (code, "SUCCEEDED" in out) == (0, True)
+
+
+def test_a_command_for_one_run_names_one_of_an_array(server, moor):
+    server.on("GET", "/v1/runs/sweep", NO_RUN)
+    server.on("GET", "/v1/runs", runs(element(0, "SUCCEEDED"), element(1, "RUNNING")))
+    code, _, err = moor("exec", "sweep", "--", "hostname")
+    assert (code, "moor exec sweep-1" in err) == (2, True)

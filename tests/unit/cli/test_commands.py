@@ -570,7 +570,7 @@ def test_a_pause_that_takes_too_long_goes_on(server, moor):
     server.on("POST", "/v1/runs/digits/pause", body(samples.run(state="YIELDING", pause=PAUSE)))
     server.on("GET", "/v1/runs/run-7f3kq2m4xw2a", body(samples.run(state="YIELDING", pause=PAUSE)))
     code, _, err = moor("pause", "digits", "--timeout", "50ms")
-    assert (code, "it goes on: 'moor pause run-7f3kq2m4xw2a'" in err) == (124, True)
+    assert (code, "it continues: 'moor pause run-7f3kq2m4xw2a'" in err) == (124, True)
     assert moor("pause", "digits", "--no-wait")[1] == "run/run-7f3kq2m4xw2a is being paused\n"
 
 

@@ -1,4 +1,4 @@
-"""``moor pki`` killed before each thing it does to its folder: said again, it goes on or starts again.
+"""``moor pki`` killed before each thing it does to its folder: said again, it continues or starts again.
 
 Each case is the real command in a process of its own, which kills itself (SIGKILL) at one of its steps.
 """

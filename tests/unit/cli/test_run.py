@@ -223,7 +223,7 @@ def test_a_signal_while_it_waits_cancels_too(server):
 @pytest.mark.parametrize(
     ("words", "path", "said"),
     [
-        (("wait", RUN), f"/v1/runs/{RUN}", f"not waited for: it goes on; 'moor wait run/{RUN}' waits again"),
+        (("wait", RUN), f"/v1/runs/{RUN}", f"not waited for: it continues; 'moor wait run/{RUN}' waits again"),
         (("logs", "-f", RUN), f"/v1/runs/{RUN}/logs", f"no longer followed: 'moor logs -f {RUN}' follows it again"),
         (("cancel", RUN), f"/v1/runs/{RUN}", f"not waited for; being cancelled: {RUN}"),
         (("watch", "claims"), "/v1/events", "no longer watched"),

@@ -124,7 +124,9 @@ def _release(
 def _wait_for_end(session: CommandContext, progress: Progress, claim: ClaimBody, limit: Deadline) -> None:
     while claim.state not in ENDED:
         if limit.is_over:
-            raise MooringsError("wait.timeout", f"claim {claim.id} is {claim.state}; the time is up", hint="it goes on")
+            raise MooringsError(
+                "wait.timeout", f"claim {claim.id} is {claim.state}; the time is up", hint="it continues"
+            )
         claim = session.client.get_claim(claim.id, wait_s=limit.remaining_s(REASON_FRESH_S), until="ENDED")
         if claim.state not in ENDED:
             progress.show_waiting(f"{claim.name}: waits for its partition to be removed")

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import click
 
-from moorings.cli.arrays import array_instead, elements_instead, summarize_array
+from moorings.cli.arrays import array_instead, elements_instead, find_run, summarize_array
 from moorings.cli.command_tree import NounGroup, complete_names, examples, name_argument, strip_nouns
 from moorings.cli.errors import UsageErrorWithHint
 from moorings.cli.named import Named, resolve_any
@@ -51,7 +51,7 @@ def _describe(session: CommandContext, noun: str, name: str, output: str | None)
     else:
         report_own(session)
         try:
-            body = run = client.get_run(ident)
+            body = run = find_run(client, ident)
         except MooringsError as error:
             _describe_array(session, elements_instead(client, ident, error), output)
             return
@@ -202,7 +202,7 @@ def _explain(session: CommandContext, noun: str, ident: str, output: str | None,
 def _run_or_waiting_element(session: CommandContext, ident: str) -> RunBody:
     """The run of that name; of an array the first that waits, else the first that has not ended, else the last."""
     try:
-        return session.client.get_run(ident)
+        return find_run(session.client, ident)
     except MooringsError as error:
         runs = elements_instead(session.client, ident, error)
     array = summarize_array(runs)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import click
 
-from moorings.cli.arrays import elements_instead, fold_elements, fold_waiting
+from moorings.cli.arrays import elements_instead, find_run, fold_elements, fold_waiting
 from moorings.cli.command_tree import (
     MoorCommand,
     NounGroup,
@@ -164,15 +165,15 @@ def _get_one(session: CommandContext, noun: str, name: str) -> object:
     client = session.client
     if noun == "key":
         return next((key for key in client.list_keys() if key.id == name), None) or _key_unknown_error(name)
-    found: object = {
+    loads: Mapping[str, Callable[[str], object]] = {
         "pool": client.get_pool,
         "device": client.device,
         "partition": client.partition,
         "claim": client.get_claim,
-        "run": client.get_run,
+        "run": partial(find_run, client),
         "project": client.project,
-    }[noun](name)
-    return found
+    }
+    return loads[noun](name)
 
 
 def _get_named(session: CommandContext, noun: str, name: str) -> object:

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 
 import click
 
+from moorings.cli.arrays import elements_instead, one_element_error
 from moorings.cli.command_tree import MoorCommand, NounGroup, examples, name_argument, names_argument, strip_nouns
 from moorings.cli.commands.drain import resume_devices_command
+from moorings.client.client import Client
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.quantities import duration_text
 from moorings.core.model.timestamps import seconds_between
@@ -43,7 +45,7 @@ def pause(
     """Pause runs; the exit code says whether all are paused now, or being paused."""
     client, progress, limit = session.client, Progress(session.console), Deadline.of(timeout)
     request = PauseRequest(save_timeout_s=parse_seconds(save_timeout) if save_timeout is not None else None)
-    pausing = [client.pause_run(name, request) for name in strip_nouns("run", names)]
+    pausing = [_pause(client, name, request) for name in strip_nouns("run", names)]
     session.if_interrupted = f"not waited for; being paused: {', '.join(run.id for run in pausing)}"
     code = ExitCode.OK
     for run in pausing:
@@ -51,6 +53,13 @@ def pause(
         session.console.print_line(f"run/{reached.id} {_pause_text(reached)}")
         code = ExitCode.FAILED if reached.pause is None else code
     return code
+
+
+def _pause(client: Client, name: str, request: PauseRequest) -> RunBody:
+    try:
+        return client.pause_run(name, request)
+    except MooringsError as error:
+        raise one_element_error(elements_instead(client, name, error), name, "moor pause") from error
 
 
 def _wait_for_pause(session: CommandContext, progress: Progress, run: RunBody, limit: Deadline) -> RunBody:
@@ -63,7 +72,9 @@ def _wait_for_pause(session: CommandContext, progress: Progress, run: RunBody, l
         if limit.is_over:
             progress.clear()
             raise MooringsError(
-                "wait.timeout", f"{run.id} is {run.state}; the time is up", hint=f"it goes on: 'moor pause {run.id}'"
+                "wait.timeout",
+                f"{run.id} is {run.state}; the time is up",
+                hint=f"it continues: 'moor pause {run.id}'",
             )
         progress.show_waiting(_saving_text(session, run, run.pause))
         time.sleep(min(_LOOK_S, limit.remaining_s(END_WAIT_S)))

@@ -6,7 +6,16 @@ from collections.abc import Sequence
 
 import click
 
-from moorings.cli.arrays import array_instead, elements_instead, end_text, follow_array, worst_exit_code
+from moorings.cli.arrays import (
+    array_instead,
+    elements_instead,
+    end_text,
+    find_run,
+    follow_array,
+    one_element_error,
+    unless_array,
+    worst_exit_code,
+)
 from moorings.cli.command_tree import (
     MoorCommand,
     complete_names,
@@ -16,7 +25,6 @@ from moorings.cli.command_tree import (
     strip_nouns,
 )
 from moorings.cli.confirm import confirm, yes_option
-from moorings.cli.errors import UsageErrorWithHint
 from moorings.cli.named import resolve_any, resolve_run
 from moorings.client.requests import RunFilter
 from moorings.core.model.claims import ClaimState
@@ -87,10 +95,7 @@ def logs(
     try:
         _show_logs(session, name, follow=follow, task=task, tail=tail, since=since)
     except MooringsError as error:
-        runs = elements_instead(session.client, name, error)
-        which = runs[0].array.index if runs[0].array is not None else 0
-        detail = f"array {name} has {len(runs)} runs, and each has an output of its own"
-        raise UsageErrorWithHint(detail, hint=f"name one: moor logs {name} --index {which}") from error
+        raise one_element_error(elements_instead(session.client, name, error), name, "moor logs") from error
 
 
 def _show_logs(
@@ -104,7 +109,7 @@ def _show_logs(
         return
     progress = Progress(console)
     client.retry_policy = make_patience(progress)
-    follower, run = RunFollower(client, progress, console.print_bytes, since=since), client.get_run(name)
+    follower, run = RunFollower(client, progress, console.print_bytes, since=since), find_run(client, name)
     session.if_interrupted = f"no longer followed: 'moor logs -f {run.id}' follows it again"
     if tail is not None and run.started_at is not None:
         follower.skip_to_last_lines(run, tail, task=task)
@@ -148,7 +153,7 @@ def cancel(
     runs, arrays = [], []
     for name in chosen:
         try:
-            runs.append(client.cancel_run(name))
+            runs.append(unless_array(client, name, client.cancel_run(name)))
         except MooringsError as error:
             arrays.append(array_instead(client, name, error))
     for array in arrays:
@@ -207,7 +212,7 @@ def wait(session: CommandContext, name: str, *, until: str | None, timeout: str 
         named = resolve_any(session, name, "moor wait")
     except MooringsError as error:
         return _wait_for_array(session, progress, array_instead(session.client, name, error), limit)
-    session.if_interrupted = f"not waited for: it goes on; 'moor wait {named.noun}/{named.ident}' waits again"
+    session.if_interrupted = f"not waited for: it continues; 'moor wait {named.noun}/{named.ident}' waits again"
     if named.noun == "claim":
         return _wait_for_claim(session, progress, named.ident, until or "READY", limit)
     ended = _wait_for_end(session, progress, session.client.get_run(named.ident), limit)
@@ -216,7 +221,7 @@ def wait(session: CommandContext, name: str, *, until: str | None, timeout: str 
 
 
 def _wait_for_array(session: CommandContext, progress: Progress, array: str, limit: Deadline) -> int:
-    session.if_interrupted = f"not waited for: it goes on; 'moor wait {array}' waits again"
+    session.if_interrupted = f"not waited for: it continues; 'moor wait {array}' waits again"
     ended = follow_array(session.client, progress, array, limit, lambda: report_own(session))
     progress.report(end_text(array, ended))
     return worst_exit_code(ended)
@@ -232,7 +237,7 @@ def _wait_for_end(session: CommandContext, progress: Progress, run: RunBody, lim
         if limit.is_over:
             progress.clear()
             raise MooringsError(
-                "wait.timeout", f"{run.id} is {run.state}; the time is up", hint=f"it goes on: 'moor wait {run.id}'"
+                "wait.timeout", f"{run.id} is {run.state}; the time is up", hint=f"it continues: 'moor wait {run.id}'"
             )
         progress.show_waiting(_state_text(run, session))
         report_own(session)  # without an agent only its person sees how its job in Slurm goes on

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 import click
 
+from moorings.cli.arrays import find_one_run
 from moorings.cli.command_tree import MoorCommand, complete_names, examples, name_argument, strip_nouns
 from moorings.cli.commands.run import CommandBehindDashes, run
 from moorings.cli.interactive import SIGHUP_EXIT, TerminalSession, check_terminal, find_command, socket_of
@@ -79,7 +80,7 @@ def attach(session: CommandContext, name: str) -> int:
     (name,) = strip_nouns("run", [name])
     check_terminal()
     progress = Progress(session.console)
-    found = session.client.get_run(name)
+    found = find_one_run(session.client, name, "moor attach")
     if found.engine == "kubernetes" and found.job.terminal_keep_s is None:
         hint = f"'moor exec {found.id} -- COMMAND' runs a command beside its tasks"
         raise MooringsError("terminal.refused", f"run {found.id} has no terminal", hint=hint)
@@ -126,10 +127,10 @@ def exec(ctx: click.Context, name: str, *, tty: bool | None) -> int:  # noqa: A0
         term=session.environment.get("TERM", "")[:100],
         size=window_size(0),
     )
-    found = session.client.get_run(name)
+    found = find_one_run(session.client, name, "moor exec")
     if is_on_slurm(found):
         return become_step(found, request)
-    where = session.client.get_terminal(name)
+    where = session.client.get_terminal(found.id)
     if where.container is not None:
         from moorings.cli.pod_terminal import become_command
 
@@ -188,12 +189,12 @@ def port_forward(session: CommandContext, name: str, ports: Sequence[str]) -> in
     wanted = [parse_ports(text) for text in ports]
     (name,) = strip_nouns("run", [name])
     progress = Progress(session.console)
-    found = session.client.get_run(name)
+    found = find_one_run(session.client, name, "moor port-forward")
     forwarder: Forwarder
     if is_on_slurm(found):
         forwarder = StepForwarder(str(check_own_job(session, found).job_id), progress.report)
     else:
-        where = session.client.get_terminal(name)
+        where = session.client.get_terminal(found.id)
         if where.container is not None:
             session.client.retry_policy = make_patience(progress)
             return _forward_by_kubectl(session.client, progress, found, where.container, wanted)
