@@ -97,8 +97,10 @@ class Run(Generic[T]):
 
         Raises:
             WaitTimeoutError: it has not ended in time.
+            TypeError: the timeout is no number.
             MooringsError: the controller cannot be asked.
         """
+        _check_timeout(timeout)
         limit = Deadline(timeout)
         body = self._look(0.0, limit.remaining_s(PATIENCE_S))
         while body.state not in ENDED:
@@ -222,3 +224,8 @@ class Run(Generic[T]):
         end = "; its function has returned nothing" if self._entry is not None else ""
         hint = f"'moor logs {self._id}' shows its output"
         return RunError("run.unsuccessful", f"{run_end_text(body)}{end}", body, hint=hint)
+
+
+def _check_timeout(timeout: object) -> None:
+    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float)):
+        raise TypeError(f"timeout must be a number of seconds, not {type(timeout).__name__}")

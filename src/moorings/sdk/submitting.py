@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import os
 import secrets
@@ -40,35 +41,35 @@ _logger = logging.getLogger("moorings")
 class JobOptions(TypedDict, total=False):
     """What a job needs, by the names that ``moor run`` has for it; what is left out is the job file's, or the usual.
 
-    ``time`` is a duration as ``"1h"`` or a ``timedelta``, ``memory`` a size as ``"4G"``; ``after`` is a run, an id or a
-    name, or several; ``size=0`` asks for no devices.
+    None is as if left out. ``time`` is a duration as ``"1h"`` or a ``timedelta``, ``memory`` a size as ``"4G"``;
+    ``after`` is a run, an id or a name, or several; ``size=0`` asks for no devices.
     """
 
-    ipus: int
-    size: int
-    kind: str
-    pool: str
-    tasks: int
-    cpus: int
-    memory: str
-    replicas: int
-    time: str | timedelta
-    name: str
-    priority: int
-    project: str
-    preemptible: bool
-    retries: int
-    export: str
-    env: Mapping[str, str]
-    env_files: Sequence[str | os.PathLike[str]]
-    setup: Sequence[str]
-    after: Run[Any] | str | Sequence[Run[Any] | str]
-    labels: Mapping[str, str]
-    chdir: str | os.PathLike[str]
-    engine: str
-    image: str
-    resume: Run[Any] | str
-    resume_from: str
+    ipus: int | None
+    size: int | None
+    kind: str | None
+    pool: str | None
+    tasks: int | None
+    cpus: int | None
+    memory: str | None
+    replicas: int | None
+    time: str | timedelta | None
+    name: str | None
+    priority: int | None
+    project: str | None
+    preemptible: bool | None
+    retries: int | None
+    export: str | None
+    env: Mapping[str, str] | None
+    env_files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None
+    setup: str | Sequence[str] | None
+    after: Run[Any] | str | Sequence[Run[Any] | str] | None
+    labels: Mapping[str, str] | None
+    chdir: str | os.PathLike[str] | None
+    engine: str | None
+    image: str | os.PathLike[str] | None
+    resume: Run[Any] | str | None
+    resume_from: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +97,11 @@ def submit(what: Callable[..., T] | Job, /, *args: object, **options: Unpack[Job
 
     Raises:
         MooringsError: what ``moor run`` would say; ``function.refused``: a function cannot be sent there.
-        TypeError: there is no such option, or ``what`` is no job.
+        TypeError: there is no such option, it has another type, or ``what`` is no job.
     """
-    _check_options(options)
+    options = _check_options(options)
     if callable(what):
+        _check_function(what)
         runs = _submit(None, _Call(what, [args]), options)
     elif args:
         raise TypeError("only a function has arguments; give a command as one list of words")
@@ -126,7 +128,11 @@ def map_array(
     Raises:
         as ``submit``.
     """
-    _check_options(options)
+    options = _check_options(options)
+    _check_function(function)
+    if not iterables:
+        raise TypeError("map_array() needs the function's arguments: map_array(train, [0.1, 0.2])")
+    _check_type("at_once", at_once, *_WHOLE)
     calls = list(zip(*iterables, strict=False))
     if not calls:
         return []
@@ -176,7 +182,8 @@ class _Submitting:
     ) -> None:
         self._session = session
         self._call = call
-        self._engine = options.get("engine", "local")
+        engine, resume = options.get("engine"), options.get("resume")
+        self._engine = engine if engine is not None else "local"
         self._entry: FunctionEntry | None = None
         if call is not None:
             self._entry = new_entry(_functions_folder(session, self._engine))
@@ -185,7 +192,7 @@ class _Submitting:
         if self._job.array and call is None:
             detail = "submit() returns one run, and this job is an array"
             raise MooringsError("job.invalid", detail, hint="'moor run' starts it; map_array() calls a function")
-        self._resume = _id_of(options["resume"]) if "resume" in options else None
+        self._resume = _id_of(resume) if resume is not None else None
         self._resume_from = options.get("resume_from")
 
     def submit(self) -> list[Run[Any]]:
@@ -275,11 +282,80 @@ def _refused(detail: str) -> MooringsError:
     return MooringsError("function.refused", detail, hint=hint)
 
 
-def _check_options(options: JobOptions) -> None:
+_PATH = (str, os.PathLike)
+_WHOLE = (int,), "a whole number"
+_TEXT = (str,), "text"
+_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
+    **dict.fromkeys(("ipus", "size", "tasks", "cpus", "replicas", "priority", "retries"), _WHOLE),
+    **dict.fromkeys(("name", "project", "pool", "kind", "engine"), _TEXT),
+    "memory": ((str,), "a size such as '4G'"),
+    "time": ((str, timedelta), "a duration such as '1h', or a timedelta"),
+    "preemptible": ((bool,), "True or False"),
+    "export": ((str,), "text such as 'NONE'"),
+    "env": ((Mapping,), "a dictionary such as {'A': '1'}"),
+    "labels": ((Mapping,), "a dictionary such as {'team': 'nlp'}"),
+    "chdir": (_PATH, "a path"),
+    "image": (_PATH, "an image or a path"),
+    "resume": ((str, Run), "a run, an id or a name"),
+    "resume_from": ((str,), "the path or the name of a checkpoint, as text"),
+}
+_SEVERAL: dict[str, tuple[tuple[type, ...], str]] = {
+    "env_files": (_PATH, "a path"),
+    "setup": _TEXT,
+    "after": ((str, Run), "a run, an id or a name"),
+}
+
+
+def _check_options(options: JobOptions) -> JobOptions:
+    """The options that are given, those that can be several as tuples.
+
+    Raises:
+        TypeError: there is no such option, or it has another type.
+    """
     unknown = sorted(set(options) - JobOptions.__optional_keys__)
     if unknown:
         hint = f"functools.partial(function, {unknown[0]}=...) gives it to a function"
         raise TypeError(f"there is no option {unknown[0]!r} of a job; {hint}")
+    given = {name: value for name, value in options.items() if value is not None}
+    for name, value in given.items():
+        if name in _SEVERAL:
+            given[name] = _several(name, value, *_SEVERAL[name])
+        elif name == "time" and isinstance(value, int | float) and not isinstance(value, bool):
+            raise TypeError(f"time={value!r} has no unit: write '{value}m', '{value}h' or a timedelta")
+        else:
+            _check_type(name, value, *_TYPES[name])
+    return cast("JobOptions", given)
+
+
+def _check_type(name: str, value: object, types: tuple[type, ...], wanted: str) -> None:
+    is_right = isinstance(value, types) and (bool in types or not isinstance(value, bool))
+    if value is not None and not is_right:
+        raise TypeError(f"{name} must be {wanted}, not {type(value).__name__}")
+
+
+def _several(name: str, value: object, types: tuple[type, ...], wanted: str) -> tuple[object, ...]:
+    if isinstance(value, types):
+        return (value,)
+    if isinstance(value, bytes | bytearray | Mapping) or not isinstance(value, Iterable):
+        raise TypeError(f"{name} must be {wanted}, or a list of them, not {type(value).__name__}")
+    several = tuple(value)
+    for number, one in enumerate(several, 1):
+        if not isinstance(one, types):
+            raise TypeError(f"{name} must be {wanted}, or a list of them, and number {number} is {type(one).__name__}")
+    return several
+
+
+def _check_function(function: object) -> None:
+    """Raise if it is none, or if a call would only return a coroutine."""
+    if not callable(function):
+        hint = "submit() starts a command or a job file"
+        raise TypeError(f"map_array() calls a function, and a {type(function).__name__} is none; {hint}")
+    while isinstance(function, functools.partial):
+        function = function.func
+    for each in (function, getattr(type(function), "__call__", None)):  # noqa: B004 - what a call of it runs
+        if inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each):
+            hint = "give a function that calls asyncio.run()"
+            raise TypeError(f"{_function_name(function)} is an async function, which nothing would await; {hint}")
 
 
 def _job_of(what: object) -> _Given:
@@ -289,6 +365,9 @@ def _job_of(what: object) -> _Given:
     if isinstance(what, Mapping):
         return {str(key): _plain(value) for key, value in what.items()}
     if isinstance(what, Sequence) and not isinstance(what, bytes | bytearray):
+        for number, word in enumerate(what, 1):
+            if not isinstance(word, str | os.PathLike):
+                raise TypeError(f"word {number} of the command must be text, not {type(word).__name__}")
         return tuple(os.fspath(word) for word in what)
     raise TypeError(f"a {type(what).__name__} is no function, command, job file or dictionary of one")
 
@@ -319,7 +398,8 @@ def _flags_of(options: JobOptions, name: str | None, array: str | None) -> JobFl
     ipus, size, kind = options.get("ipus"), options.get("size"), options.get("kind")
     if ipus is not None and (size is not None or kind not in (None, "ipu")):
         raise TypeError("ipus=N means kind='ipu', size=N: give one or the other")
-    after = options.get("after", ())
+    env_files = cast("Sequence[str | os.PathLike[str]]", options.get("env_files") or ())
+    time, chdir, image = options.get("time"), options.get("chdir"), options.get("image")
     return JobFlags(
         size=ipus if ipus is not None else size,
         kind="ipu" if ipus is not None else kind,
@@ -328,30 +408,26 @@ def _flags_of(options: JobOptions, name: str | None, array: str | None) -> JobFl
         cpus=options.get("cpus"),
         memory=options.get("memory"),
         replicas=options.get("replicas"),
-        time=_duration_text(options["time"]) if "time" in options else None,
+        time=_duration_text(time) if time is not None else None,
         name=name,
         priority=options.get("priority"),
         project=options.get("project"),
-        preemptible=options.get("preemptible", False),
+        preemptible=options.get("preemptible") or False,
         retries=options.get("retries"),
         exported=options.get("export"),
-        after=tuple(map(_id_of, [after] if isinstance(after, str | Run) else after)),
+        after=tuple(map(_id_of, cast("Sequence[Run[Any] | str]", options.get("after") or ()))),
         array=array,
-        environment=tuple(f"{key}={value}" for key, value in options.get("env", {}).items()),
-        labels=tuple(f"{key}={value}" for key, value in options.get("labels", {}).items()),
-        env_files=tuple(os.fspath(path) for path in options.get("env_files", ())),
-        setup=tuple(options.get("setup", ())),
-        workdir=os.fspath(options["chdir"]) if "chdir" in options else None,
-        image=options.get("image"),
+        environment=tuple(f"{key}={value}" for key, value in (options.get("env") or {}).items()),
+        labels=tuple(f"{key}={value}" for key, value in (options.get("labels") or {}).items()),
+        env_files=tuple(os.fspath(path) for path in env_files),
+        setup=tuple(options.get("setup") or ()),
+        workdir=os.fspath(chdir) if chdir is not None else None,
+        image=os.fspath(image) if image is not None else None,
     )
 
 
-def _duration_text(value: object) -> str:
-    if isinstance(value, timedelta):
-        return f"{value.total_seconds():.3f}s"
-    if isinstance(value, str):
-        return value
-    raise TypeError(f"time={value!r} has no unit: write '{value}m', '{value}h' or a timedelta")
+def _duration_text(value: str | timedelta) -> str:
+    return f"{value.total_seconds():.3f}s" if isinstance(value, timedelta) else value
 
 
 def _id_of(run: Run[Any] | str) -> str:
