@@ -74,6 +74,9 @@ def test_an_array_calls_a_function_for_each_element() -> None:
         (bodies[0].id.removesuffix("-0"), 4, 2)
     }
     assert moorings.find_run(runs[3].id).result() == 12
+    last = moorings.submit(["true"], size=0, after=runs)
+    assert last.info().job.after == (bodies[0].id.removesuffix("-0"),)
+    assert last.result(patient(60)) is None
 
 
 def test_a_run_without_a_result_says_how_it_ended() -> None:

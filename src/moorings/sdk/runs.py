@@ -44,16 +44,24 @@ class Run(Generic[T]):
         tasks: its number of tasks.
         entry: the files of its function; None: it is a command.
         index: of the arguments in ``entry``.
+        array: the id and the size of the array that it belongs to.
     """
 
     def __init__(
-        self, ident: str, environment: Mapping[str, str], tasks: int, entry: FunctionEntry | None = None, index: int = 0
+        self,
+        ident: str,
+        environment: Mapping[str, str],
+        tasks: int,
+        entry: FunctionEntry | None = None,
+        index: int = 0,
+        array: tuple[str, int] | None = None,
     ) -> None:
         self._id = ident
         self._environment = environment
         self._tasks = tasks
         self._entry = entry
         self._index = index
+        self._array = array
         self._ended: RunBody | None = None
 
     def __repr__(self) -> str:
@@ -63,6 +71,11 @@ class Run(Generic[T]):
     def id(self) -> str:
         """Its id, as ``moor`` takes it."""
         return self._id
+
+    @property
+    def array(self) -> tuple[str, int] | None:
+        """The id and the size of the array that it belongs to."""
+        return self._array
 
     @property
     def state(self) -> str:

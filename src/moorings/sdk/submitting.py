@@ -156,7 +156,8 @@ def find_run(name: str) -> Run[Any]:
         made_as = body.array.id if body.array is not None else body.id
         entry = find_entry(_functions_folder(session, body.engine), made_as)
         index = body.array.index if body.array is not None else 0
-        return Run(body.id, environment, body.job.tasks, entry, index)
+        array = (body.array.id, body.array.size) if body.array is not None else None
+        return Run(body.id, environment, body.job.tasks, entry, index, array)
 
     return in_session(environment, find)
 
@@ -235,8 +236,8 @@ class _Submitting:
         environment, tasks, entry = self._session.environment, self._job.tasks, self._entry
         if made.array is None:
             return [Run(made.id, environment, tasks, entry)]
-        array = made.array.id
-        return [Run(f"{array}-{index}", environment, tasks, entry, index) for index in range(made.array.size)]
+        array, size = made.array.id, made.array.size
+        return [Run(f"{array}-{index}", environment, tasks, entry, index, (array, size)) for index in range(size)]
 
     def _build_job(self, given: _Given, options: JobOptions, array: str | None) -> JobSpec:
         session, name = self._session, options.get("name")
@@ -415,7 +416,7 @@ def _flags_of(options: JobOptions, name: str | None, array: str | None) -> JobFl
         preemptible=options.get("preemptible") or False,
         retries=options.get("retries"),
         exported=options.get("export"),
-        after=tuple(map(_id_of, cast("Sequence[Run[Any] | str]", options.get("after") or ()))),
+        after=_after_of(cast("Sequence[Run[Any] | str]", options.get("after") or ())),
         array=array,
         environment=tuple(f"{key}={value}" for key, value in (options.get("env") or {}).items()),
         labels=tuple(f"{key}={value}" for key, value in (options.get("labels") or {}).items()),
@@ -428,6 +429,17 @@ def _flags_of(options: JobOptions, name: str | None, array: str | None) -> JobFl
 
 def _duration_text(value: str | timedelta) -> str:
     return f"{value.total_seconds():.3f}s" if isinstance(value, timedelta) else value
+
+
+def _after_of(runs: Sequence[Run[Any] | str]) -> tuple[str, ...]:
+    """What to wait for, by id; for all runs of an array that is the array's: one job names only a few."""
+    arrays: dict[tuple[str, int], set[str]] = {}
+    for run in runs:
+        if isinstance(run, Run) and run.array is not None:
+            arrays.setdefault(run.array, set()).add(run.id)
+    whole = {ident: array for (array, size), found in arrays.items() if len(found) == size for ident in found}
+    named = (whole.get(run.id, run.id) if isinstance(run, Run) else run for run in runs)
+    return tuple(dict.fromkeys(named))
 
 
 def _id_of(run: Run[Any] | str) -> str:

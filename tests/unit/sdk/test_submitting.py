@@ -162,6 +162,18 @@ def test_one_of_several_needs_no_list():
     assert flags_of(env_files=Path("x.env"), image=Path("x.sif")).env_files == ("x.env",)
 
 
+def test_all_runs_of_an_array_are_waited_for_as_one():
+    from moorings.sdk.submitting import _after_of
+
+    runs: list[moorings.Run[None]] = [
+        moorings.Run(f"run-a-{index}", {}, 1, None, index, ("run-a", 20)) for index in range(20)
+    ]
+    assert _after_of(runs) == ("run-a",)
+    assert _after_of(["prepare", *runs[10:], "fetch:any", *runs[:10]]) == ("prepare", "run-a", "fetch:any")
+    assert _after_of([*runs[1:3], runs[1]]) == ("run-a-1", "run-a-2")
+    assert _after_of(runs[1:]) == tuple(run.id for run in runs[1:]), "one is not waited for"
+
+
 def test_options_become_a_job(tmp_path):
     from moorings.sdk.submitting import _flags_of, _function_name
 
