@@ -159,12 +159,16 @@ def find_run(name: str) -> Run[Any]:
         array = (body.array.id, body.array.size) if body.array is not None else None
         return Run(body.id, environment, body.job.tasks, entry, index, array)
 
-    return in_session(environment, find)
+    return in_session(environment, find, fails_unreached=True)
 
 
 def _submit(given: _Given, call: _Call | None, options: JobOptions, array: str | None = None) -> list[Run[Any]]:
     environment = dict(os.environ)
-    return in_session(environment, lambda session: _Submitting(session, given, call, options, array).submit())
+
+    def submit_in(session: CommandContext) -> list[Run[Any]]:
+        return _Submitting(session, given, call, options, array).submit()
+
+    return in_session(environment, submit_in, fails_unreached=True)
 
 
 class _Submitting:
@@ -224,8 +228,9 @@ class _Submitting:
     def _create(self, request: RunRequest) -> RunBody:
         try:
             made = create_run(self._session, request, secrets.token_hex(16))
-        except ApiError:
-            if self._entry is not None:
+        except MooringsError as error:
+            is_unmade = isinstance(error, ApiError) or not self._session.client.requests_sent
+            if self._entry is not None and is_unmade:
                 self._entry.remove()
             raise
         if self._entry is not None:

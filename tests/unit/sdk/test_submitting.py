@@ -137,6 +137,19 @@ def test_a_timeout_is_a_number(timeout):
             wait(timeout)
 
 
+def test_without_a_controller_a_submission_fails_at_once_and_leaves_no_files(tmp_path, monkeypatch):
+    from moorings.sdk import submitting
+    from moorings.submission.job_environment import JobPlace
+
+    monkeypatch.setattr("time.sleep", lambda _: pytest.fail("it waits"))
+    assert "nothing listens at http://127.0.0.1:9" in refused(["true"], size=0)
+    monkeypatch.setattr(submitting, "find_place", lambda *_: JobPlace.OWN)
+    assert "nothing listens at http://127.0.0.1:9" in refused(int, size=0)
+    assert list(tmp_path.glob(".local/state/moorings/functions/*")) == []
+    with pytest.raises(MooringsError, match="nothing listens"):
+        moorings.find_run("run-a")
+
+
 def test_no_elements_are_no_runs():
     assert moorings.map_array(int, []) == []
 
@@ -147,6 +160,7 @@ def test_none_is_as_if_left_out():
     nothing = cast("JobOptions", dict.fromkeys(JobOptions.__optional_keys__))
     assert _check_options(nothing) == {}
     assert _flags_of(nothing, None, None) == _flags_of({}, None, None)
+    assert "nothing listens" in refused(["true"], **nothing)
 
 
 def test_one_of_several_needs_no_list():
