@@ -13,7 +13,7 @@ from pathlib import Path
 
 from moorings.client.error_text import format_cause
 from moorings.core.model.errors import MooringsError
-from moorings.core.model.quantities import parse_bytes, parse_duration_s
+from moorings.core.model.quantities import parse_duration_s, parse_memory_bytes
 from moorings.core.model.toml_table import TomlTable
 from moorings.submission.job_environment import named_variables, read_env_files, read_regular_text
 from moorings.workloads.environment import BASIC, ExportRule, choose_variables, parse_export
@@ -181,7 +181,7 @@ def _with_flags(job: JobSpec, flags: JobFlags, folder: Path) -> JobSpec:
         ),
         resources=Resources(
             flags.cpus if flags.cpus is not None else needs.cpus,
-            parse_bytes(flags.memory) if flags.memory is not None else needs.memory_bytes,
+            parse_memory_bytes(flags.memory) if flags.memory is not None else needs.memory_bytes,
             needs.nodes,
         ),
         time_limit_s=parse_duration_s(flags.time) if flags.time is not None else job.time_limit_s,

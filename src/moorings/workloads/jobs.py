@@ -54,7 +54,7 @@ from moorings.core.model.claims import TIME_LIMIT_S_MAX, CheckpointContract, Cla
 from moorings.core.model.devices import PoolName
 from moorings.core.model.errors import MooringsError
 from moorings.core.model.machine import MACHINE_CPUS, MACHINE_KIND, MACHINE_MEMORY
-from moorings.core.model.quantities import parse_bytes, parse_duration_s
+from moorings.core.model.quantities import parse_duration_s, parse_memory_bytes
 from moorings.core.model.serialization import OMIT_IF_DEFAULT, to_plain
 from moorings.core.model.toml_table import TomlTable
 from moorings.workloads.appliance import WorkflowPart, check_workflow_part
@@ -537,7 +537,7 @@ def _resources(table: TomlTable) -> Resources:
     if table.has("memory"):
         written = table.text("memory")
         try:
-            memory = parse_bytes(written)
+            memory = parse_memory_bytes(written)
         except MooringsError as error:
             table.fail_at("memory", error.detail, error.hint)
     wanted = Resources(table.integer("cpus", 1), memory, table.integer("nodes", 1))

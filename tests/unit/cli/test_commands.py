@@ -250,6 +250,7 @@ def test_nonsense_is_refused_before_any_network(server, moor):
         ("create", "partition", "x" * 37, "--size", "4"),
         ("create", "claim", "--size", "4", "--gcds", "3"),
         ("create", "claim", "--size", "0"),
+        ("create", "claim", "--size", "1", "--memory", "4000"),
         ("run", "--ipus", "4", "-n", "3", "--", "true"),
         ("run", "--ipus", "4", "--size", "4", "--", "true"),
         ("run", "--env", "NOPE_NOT_SET", "--", "true"),

@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moorings.core.model.errors import MooringsError
-from moorings.core.model.quantities import age_text, amount_text, duration_text, parse_bytes, parse_duration_s
+from moorings.core.model.quantities import (
+    age_text,
+    amount_text,
+    duration_text,
+    parse_bytes,
+    parse_duration_s,
+    parse_memory_bytes,
+)
 from tests.cases import cases
 
 MINUTE, HOUR, DAY = 60, 3600, 86_400
@@ -142,6 +149,20 @@ def test_what_is_no_size_is_refused_with_an_example(text):
     assert caught.value.code == "size.invalid"
     assert "4G" in caught.value.hint
     assert len(str(caught.value)) < 100
+
+
+@cases("text", ["4000", " 4000 ", "1.5", "1"])
+def test_memory_without_a_unit_is_refused_with_both_spellings(text):
+    with pytest.raises(MooringsError) as caught:
+        parse_memory_bytes(text)
+    number = text.strip()
+    assert caught.value.code == "size.invalid"
+    assert (caught.value.detail, caught.value.hint) == (f"'{number}' has no unit", f"write {number}M or {number}G")
+
+
+@cases(("text", "n_bytes"), [("0", 0), ("512B", 512), ("4000M", 4000 << 20), (" 4G ", 4 << 30)])
+def test_memory_with_a_unit_and_none_at_all_are_read_as_any_size(text, n_bytes):
+    assert parse_memory_bytes(text) == n_bytes
 
 
 @given(st.integers(0, 999_999_999_999), st.sampled_from(" KMGTP"))

@@ -172,6 +172,7 @@ def test_a_command_line_is_the_command_as_one_would_type_it(words):
         (COMMAND + "[checkpoint]\nwarn = 'x'\n", "job.toml:3: 'x' is not a duration"),
         (COMMAND + "[checkpoint]\n\ngrace = []\n", "job.toml:4: grace must be a duration"),
         (COMMAND + "[resources]\nmemory = 'much'\n", "job.toml:3: 'much' is not a size"),
+        (COMMAND + "[resources]\nmemory = '4000'\n", "job.toml:3: '4000' has no unit"),
     ],
 )
 def test_a_wrong_value_is_told_with_its_line(text, told):

@@ -144,7 +144,7 @@ REMEDIES: dict[str, str] = {
     "run.not_running": "it has not started, or has ended: `moor describe run NAME`",
     "run.unsuccessful": "`moor logs NAME` shows its output, and `moor describe run NAME` how it ended",
     "run.unknown": "`moor get runs --all` lists those that have ended, too",
-    "size.invalid": "write a number of bytes, or `4G`, `512M`",
+    "size.invalid": "write it with its unit: `4G`, `512M`",
     "queue.invalid": "the detail says which value is wrong; only agents of other schedulers report queues",
     "queue.taken": "give one of the two schedulers another name (Slurm: `ClusterName`); if the other one is gone, wait",
     "queue.unknown": "is that scheduler's agent running? It reports its queue within a second (`moor slurm doctor`)",

@@ -268,7 +268,7 @@ FORMS = """\
 
 A duration is `"90s"`, `"30m"`, `"2h"`, `"1d"`, as Slurm has it (`"10:00"` is ten minutes, `"2:00:00"` two hours,
 `"1-12:00:00"` a day and a half, `"30"` thirty minutes), or a plain number of seconds without quotes. A size is
-`"512M"`, `"4G"`, or a number of bytes in quotes.
+`"512M"` or `"4G"`, always with a unit.
 """
 
 

@@ -16,7 +16,7 @@ from moorings.cli.resources import CLAIMS, KEYS, PARTITIONS
 from moorings.core.model.claims import ClaimSpec, ClaimState, check_name, check_spec
 from moorings.core.model.devices import PoolName
 from moorings.core.model.errors import MooringsError
-from moorings.core.model.quantities import parse_bytes, parse_duration_s
+from moorings.core.model.quantities import parse_duration_s, parse_memory_bytes
 from moorings.terminal.context import CommandContext
 from moorings.terminal.durations import Deadline, parse_lifetime_s, parse_seconds
 from moorings.terminal.following import wait_for_claim
@@ -131,7 +131,7 @@ def create_claim(
         priority=priority,
         time_limit_s=None if time is None else parse_duration_s(time),
         lease_s=None if lease is None else parse_seconds(lease),
-        resources={} if memory is None else {"memory": parse_bytes(memory)},
+        resources={} if memory is None else {"memory": parse_memory_bytes(memory)},
         preemptible=preemptible,
         queue="never" if now else "wait",
     )

@@ -84,6 +84,19 @@ def parse_bytes(text: str) -> int:
     return round(float(match[1]) * float(1024**power))
 
 
+def parse_memory_bytes(text: str) -> int:
+    """Bytes of memory in a size with a unit: Slurm counts a bare number in megabytes, so here it would mislead.
+
+    Raises:
+        MooringsError: ``size.invalid``.
+    """
+    n_bytes = parse_bytes(text)
+    number = text.strip()
+    if n_bytes and number[-1].isdigit():
+        raise MooringsError("size.invalid", f"{number!r} has no unit", hint=f"write {number}M or {number}G")
+    return n_bytes
+
+
 def amount_text(amount: int) -> str:
     """An amount of a resource for people: large amounts, which can only be bytes, with a unit (``64 GiB``)."""
     for power, unit in ((30, "GiB"), (20, "MiB")):
