@@ -16,6 +16,7 @@ from moorings.core.model.errors import MooringsError
 from moorings.core.model.quantities import parse_duration_s, parse_memory_bytes
 from moorings.core.model.toml_table import TomlTable
 from moorings.submission.job_environment import named_variables, read_env_files, read_regular_text
+from moorings.workloads.arrays import parse_array
 from moorings.workloads.environment import BASIC, ExportRule, choose_variables, parse_export
 from moorings.workloads.images import absolute_image
 from moorings.workloads.jobs import Accelerators, JobSpec, Resources, check_job, parse_job, read_job_table
@@ -169,6 +170,8 @@ def _usual_name(command: object) -> str:
 
 def _with_flags(job: JobSpec, flags: JobFlags, folder: Path) -> JobSpec:
     wanted, needs = job.accelerators, job.resources
+    if flags.array is not None:  # an empty one, as of an unset variable of a script, is no plain job
+        parse_array(flags.array)
     return replace(
         job,
         name=flags.name if flags.name is not None else job.name,

@@ -14,11 +14,13 @@ from moorings.core.model.errors import MooringsError
 
 ELEMENTS_MAX = 1000
 ARRAY_CHARS_MAX = 200
+INDEX_MAX = 999_999
 
 INDEX_VARIABLE, ID_VARIABLE, SIZE_VARIABLE = "MOORINGS_ARRAY_INDEX", "MOORINGS_ARRAY_ID", "MOORINGS_ARRAY_SIZE"
 SLURM_INDEX_VARIABLE = "SLURM_ARRAY_TASK_ID"  # for scripts that were written for sbatch
 
 _RANGE = re.compile(r"(\d{1,6})(?:-(\d{1,6})(?::(\d{1,6}))?)?", re.ASCII)
+_LONG = re.compile(r"0*[1-9]\d{6,}(-\d+)?(:\d+)?|\d+-0*[1-9]\d{6,}(:\d+)?", re.ASCII)  # an index above INDEX_MAX
 _HINT = "write 0-99, 1,3,7-9 or 0-10:2; with %8 behind it, 8 at most ask for devices at once"
 
 
@@ -67,6 +69,9 @@ def parse_array(text: str) -> tuple[tuple[int, ...], int]:
     found: set[int] = set()
     for part in ranges.split(","):
         match = _RANGE.fullmatch(part)
+        if match is None and _LONG.fullmatch(part):
+            detail = f"array {text[:80]}: an index is at most {INDEX_MAX:,}"
+            raise MooringsError("job.invalid", detail, hint="count from 0, and add the rest in the program")
         if match is None:
             raise _invalid(text)
         first, last, step = (int(each) if each is not None else None for each in match.groups())

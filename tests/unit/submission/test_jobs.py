@@ -106,6 +106,7 @@ def test_the_project_of_the_configuration_is_for_commands(file):
         ({"memory": "much"}, "size.invalid"),
         ({"memory": "0"}, "job.invalid"),
         ({"memory": "4000"}, "size.invalid"),
+        ({"array": ""}, "job.invalid"),
         ({"size": 0, "pool": "p"}, "job.invalid"),
         ({"size": -1}, "claim.size_invalid"),
         ({"tasks": 0}, "job.invalid"),

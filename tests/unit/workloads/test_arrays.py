@@ -133,6 +133,12 @@ def test_what_is_no_array_is_refused(text: str) -> None:
     assert error.value.code == "job.invalid"
 
 
+@cases("text", ["0-1000000", "1234567", "1234567-1234568:2", "1,0-9999999%4"])
+def test_an_index_that_is_too_large_is_named(text: str) -> None:
+    with pytest.raises(MooringsError, match="an index is at most 999,999"):
+        parse_array(text)
+
+
 def test_an_array_is_bounded_and_its_names_are_names() -> None:
     assert len(parse_array(f"1-{ELEMENTS_MAX}")[0]) == ELEMENTS_MAX
     long = a_job(array="0-9", name="x" * (JOB_NAME_CHARS_MAX - 2))
