@@ -235,8 +235,8 @@ def find_own_runtime(image: str) -> ContainerRuntime:
         return runtime
     uid = os.getuid()
     if uid == 0:
-        hint = "start the job as a person"
-        raise MooringsError("container.no_runtime", "podman is not used as root: it would be no one's cage", hint=hint)
+        detail = "podman runs no job as root: root in it would not be confined"
+        raise MooringsError("container.no_runtime", detail, hint="run moor as a user other than root")
     try:
         name = pwd.getpwuid(uid).pw_name
     except KeyError:

@@ -1,5 +1,6 @@
 """The commands that run containers, and which of a job's processes get a signal."""
 
+import os
 import signal
 
 import pytest
@@ -15,6 +16,7 @@ from moorings.engines.containers import (
     choose_folders,
     choose_receivers,
     container_name,
+    find_own_runtime,
     find_programs,
     find_runtime,
     has_subordinate_ids,
@@ -127,11 +129,24 @@ def test_without_a_runtime_the_refusal_says_what_is_missing(monkeypatch, tmp_pat
         "container.no_runtime",
         "its admin installs it: apt install podman",
     )
-    (tmp_path / "podman").write_text("#!/bin/sh\n")
-    (tmp_path / "podman").chmod(0o755)
+    put_program(tmp_path, "podman")
     assert find_runtime("debian:12") == ContainerRuntime(RuntimeKind.PODMAN, str(tmp_path / "podman"))
     with pytest.raises(MooringsError, match="no apptainer"):
         find_runtime("/opt/digits.sif")
+
+
+def put_program(folder, name):
+    (folder / name).write_text("#!/bin/sh\n")
+    (folder / name).chmod(0o755)
+
+
+def test_podman_is_refused_to_root_and_the_refusal_says_who_may(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(os, "getuid", lambda: 0)
+    put_program(tmp_path, "podman")
+    with pytest.raises(MooringsError, match="podman runs no job as root: root in it would not be confined") as caught:
+        find_own_runtime("debian:12")
+    assert (caught.value.code, caught.value.hint) == ("container.no_runtime", "run moor as a user other than root")
 
 
 @cases(
