@@ -37,6 +37,8 @@ def fetch_image(image: str, environment: Mapping[str, str], report: Callable[[st
     Raises:
         MooringsError: ``container.no_runtime``, ``container.no_image``.
     """
+    if is_image_file(image) and not os.path.exists(image):  # noqa: PTH110 - a Path raises where a folder is closed
+        raise MooringsError("container.no_image", f"there is no image file {image}", hint="is its path right?")
     runtime = find_own_runtime(image)
     if is_image_file(image) or runtime.kind is not RuntimeKind.PODMAN:
         return

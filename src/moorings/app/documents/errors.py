@@ -46,7 +46,8 @@ REMEDIES: dict[str, str] = {
     "claim.too_large": "the hint names the largest; no amount of waiting helps",
     "claim.unknown": "`moor get claims --all` lists those that have ended, too",
     "config.invalid": "the detail names file and line, flag or variable",
-    "container.no_image": "podman's own words stand above it; is the name right? `podman login` for a registry",
+    "container.no_image": "podman's own words stand above it; is the name right? `podman login` for a registry. "
+    "Of a SIF file: is its path right?",
     "container.no_runtime": "[images](../how-to/container-images.md) need podman or apptainer; the hint says what is "
     "missing",
     "controller.busy": "try again a little later; close waits and streams you no longer read",
