@@ -31,6 +31,8 @@ FABRIC = "/dev/infiniband"  # by which devices of several machines, and IPUs, ar
 INIT = "podman-init"  # the first process in a container of podman's, by its name; it passes signals on
 MONITOR = "conmon"
 PAUSE = "catatonit"  # keeps a person's user namespace for the next podman, and ends with the job that began it
+# Programs, and Debian's packages of them.
+PODMAN_NEEDS = (("newuidmap", "uidmap"), ("newgidmap", "uidmap"), ("crun or runc", "crun"))
 SUBORDINATE_IDS = (Path("/etc/subuid"), Path("/etc/subgid"))
 RUNTIME_END_S = 5.0  # for a runtime to remove its record of a container once nothing is left inside
 RUNTIME_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -237,6 +239,11 @@ def find_own_runtime(image: str) -> ContainerRuntime:
     if uid == 0:
         detail = "podman runs no job as root: root in it would not be confined"
         raise MooringsError("container.no_runtime", detail, hint="run moor as a user other than root")
+    lacks = choose_lacking(lambda program: shutil.which(program, path=_search_path()) is not None)
+    if lacks:
+        packages = " ".join(dict.fromkeys(package for _, package in lacks))
+        detail = f"podman lacks what it needs on this machine: {', '.join(programs for programs, _ in lacks)}"
+        raise MooringsError("container.no_runtime", detail, hint=f"its admin installs them: apt install {packages}")
     try:
         name = pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -247,6 +254,16 @@ def find_own_runtime(image: str) -> ContainerRuntime:
         detail = f"podman needs subordinate ids for {name}, and there are none in {' and '.join(missing)}"
         raise MooringsError("container.no_runtime", detail, hint=hint)
     return runtime
+
+
+def choose_lacking(is_here: Callable[[str], bool]) -> tuple[tuple[str, str], ...]:
+    """Of ``PODMAN_NEEDS`` what is not here."""
+    return tuple(each for each in PODMAN_NEEDS if not any(is_here(program) for program in each[0].split(" or ")))
+
+
+def _search_path() -> str:
+    """Where podman finds them: a person's PATH may lack ``/usr/sbin``, where runc is."""
+    return f"{os.environ.get('PATH') or RUNTIME_PATH}:{RUNTIME_PATH}"
 
 
 def has_subordinate_ids(text: str, name: str, uid: int) -> bool:

@@ -6,6 +6,7 @@ import signal
 import pytest
 
 from moorings.core.model.errors import MooringsError
+from moorings.engines import containers
 from moorings.engines.containers import (
     ContainerRuntime,
     ContainerTask,
@@ -14,6 +15,7 @@ from moorings.engines.containers import (
     build_run,
     build_variables,
     choose_folders,
+    choose_lacking,
     choose_receivers,
     container_name,
     find_own_runtime,
@@ -147,6 +149,36 @@ def test_podman_is_refused_to_root_and_the_refusal_says_who_may(monkeypatch, tmp
     with pytest.raises(MooringsError, match="podman runs no job as root: root in it would not be confined") as caught:
         find_own_runtime("debian:12")
     assert (caught.value.code, caught.value.hint) == ("container.no_runtime", "run moor as a user other than root")
+
+
+@cases(
+    ("here", "lacking"),
+    [
+        ({"newuidmap", "newgidmap", "crun"}, ()),
+        ({"newuidmap", "newgidmap", "runc"}, ()),
+        ({"newuidmap", "crun"}, (("newgidmap", "uidmap"),)),
+        ({"newgidmap"}, (("newuidmap", "uidmap"), ("crun or runc", "crun"))),
+    ],
+)
+def test_what_podman_lacks_is_found(here, lacking):
+    assert choose_lacking(here.__contains__) == lacking
+
+
+def test_the_refusal_names_what_podman_lacks_and_its_packages(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(containers, "RUNTIME_PATH", str(tmp_path))
+    monkeypatch.setattr(os, "getuid", lambda: 1234)
+    put_program(tmp_path, "podman")
+    with pytest.raises(MooringsError, match="this machine: newuidmap, newgidmap, crun or runc") as caught:
+        find_own_runtime("debian:12")
+    assert (caught.value.code, caught.value.hint) == (
+        "container.no_runtime",
+        "its admin installs them: apt install uidmap crun",
+    )
+    for name in ("newuidmap", "newgidmap", "crun"):
+        put_program(tmp_path, name)
+    monkeypatch.setattr(containers, "SUBORDINATE_IDS", ())
+    assert find_own_runtime("debian:12") == ContainerRuntime(RuntimeKind.PODMAN, str(tmp_path / "podman"))
 
 
 @cases(
