@@ -9,9 +9,11 @@ import pytest
 
 from moorings.cli.command_tree import NOUNS, attribute_of
 from moorings.cli.commands import COMMANDS
+from moorings.cli.errors import UsageErrorWithHint
 from moorings.cli.main import main, root
 from moorings.cli.reference import build_reference
 from moorings.cli.resources import KINDS
+from moorings.cli.slurm_options import HINTS
 from moorings.terminal.context import CommandContext
 from tests.cases import cases
 
@@ -60,6 +62,42 @@ def test_a_short_flag_means_one_thing():
         "-v": {"--verbose"},
         "-y": {"--yes"},
     }
+
+
+@cases(
+    ("words", "option", "hint"),
+    [
+        ("-t 10", "-t", "write --time DURATION"),
+        ("-t10", "-t", "write --time DURATION"),
+        ("-J x", "-J", "write --name NAME"),
+        ("-a 0-3", "-a", "write --array INDEXES"),
+        ("-D dir", "-D", "write --chdir DIR"),
+        ("--pty", "--pty", "write -i"),
+        ("--gres gpu:2", "--gres", "write --ipus N"),
+        ("--gres=gpu:2", "--gres", "write --ipus N"),
+        ("--mem=4000", "--mem", "write --memory SIZE, for each task"),
+        ("--dependency afterok:7", "--dependency", "write --after RUN:ok"),
+        ("-o out.txt", "-o", "the output is kept: 'moor logs RUN' shows it"),
+    ],
+)
+def test_an_option_of_slurm_is_refused_with_ours(words, option, hint):
+    with pytest.raises(UsageErrorWithHint) as caught:
+        dict(all_commands())["run"].make_context("run", [*words.split(), "--", "true"])
+    assert (caught.value.message, caught.value.hint) == (f"moor run has no option {option}", hint)
+
+
+def test_an_unknown_option_ends_as_wrong_usage_with_a_hint(capsys):
+    assert main(["run", "-t", "10", "--", "true"]) == 2
+    assert capsys.readouterr().err == "error: moor run has no option -t\nhint: write --time DURATION\n"
+    assert main(["run", "--no-such", "--", "true"]) == 2
+    assert capsys.readouterr().err == "error: No such option '--no-such'.\nhint: see 'moor run --help'\n"
+
+
+def test_what_a_hint_for_people_of_slurm_names_is_there_and_what_it_refuses_is_not():
+    run = dict(all_commands())["run"]
+    ours = {flag for option in run.params for flag in (*option.opts, *option.secondary_opts)}
+    assert {word for hint in HINTS.values() for word in hint.split() if word.startswith("-")} <= ours
+    assert not ours & {name for names in HINTS for name in names}
 
 
 def test_every_command_has_a_help_text_of_whole_sentences():

@@ -11,6 +11,7 @@ import click
 
 from moorings.cli.arrays import end_text, follow_array, worst_exit_code
 from moorings.cli.command_tree import MoorCommand, complete_names, examples
+from moorings.cli.errors import UsageErrorWithHint
 from moorings.cli.interactive import SIGHUP_EXIT, TerminalSession, check_terminal
 from moorings.cli.slurm_terminals import check_is_ours
 from moorings.client.jobs import job_shape
@@ -54,6 +55,17 @@ class CommandBehindDashes(MoorCommand):
 
 class RunCommand(CommandBehindDashes):
     """``moor run [FILE] [flags] [-- COMMAND...]``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            from moorings.cli.slurm_options import hint_for
+
+            hint = hint_for(error.option_name)
+            if not hint:
+                raise
+            raise UsageErrorWithHint(f"moor run has no option {error.option_name}", hint=hint) from error
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         return ["[OPTIONS]", "[FILE]", "[-- COMMAND [ARGUMENT]...]"]
