@@ -19,7 +19,6 @@ from moorings.terminal.configuration import data_folder
 from moorings.terminal.context import CommandContext
 from moorings.wire.shapes import RunBody, RunReportRequest, RunRequest, SubmissionBody, SubmitterShape
 from moorings.workloads.arrays import parse_array
-from moorings.workloads.runs import ENDED
 
 if TYPE_CHECKING:
     from moorings.slurm.personal.own_runs import OwnRun, OwnRuns
@@ -194,6 +193,8 @@ def cancel_own(session: CommandContext, *runs: RunBody) -> None:
 
 def cancel_array(session: CommandContext, array: str) -> int:
     """Cancel all runs of an array; returns how many had not ended. The last come first: none starts meanwhile."""
+    from moorings.workloads.runs import ENDED  # the commands that only report need none of it
+
     left = [run for run in session.client.list_runs(RunFilter(array=array, all=True)) if run.state not in ENDED]
     last_first = sorted(left, key=lambda run: run.claim is not None or run.started_at is not None)
     cancel_own(session, *[session.client.cancel_run(run.id) for run in last_first])

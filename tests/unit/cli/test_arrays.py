@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from moorings.cli.arrays import end_text, fold_elements, fold_waiting, progress_text, worst_exit_code
+from moorings.cli.arrays import end_text, progress_text, worst_exit_code
+from moorings.cli.folded_arrays import fold_elements, fold_waiting
 from moorings.cli.output import OutputFormat, TableStyle, render_list
 from moorings.cli.queue_entries import build_queue
 from moorings.cli.resources import QUEUE_ENTRIES, RUNS

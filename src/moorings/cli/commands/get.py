@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, TypeVar
 
 import click
 
-from moorings.cli.arrays import elements_instead, find_run, fold_elements, fold_waiting
 from moorings.cli.command_tree import (
     MoorCommand,
     NounGroup,
@@ -20,6 +18,7 @@ from moorings.cli.command_tree import (
     strip_nouns,
 )
 from moorings.cli.commands.events import events
+from moorings.cli.folded_arrays import fold_elements, fold_waiting
 from moorings.cli.label_selection import parse_label_selectors
 from moorings.cli.output import TableStyle, render_line, render_list
 from moorings.cli.printing import ResourcePrinter, make_printer, output_options
@@ -170,14 +169,21 @@ def _get_one(session: CommandContext, noun: str, name: str) -> object:
         "device": client.device,
         "partition": client.partition,
         "claim": client.get_claim,
-        "run": partial(find_run, client),
+        "run": lambda name: _find_run(session, name),
         "project": client.project,
     }
     return loads[noun](name)
 
 
+def _find_run(session: CommandContext, name: str) -> object:
+    from moorings.cli.arrays import find_run  # needs more than most of these commands do
+
+    return find_run(session.client, name)
+
+
 def _get_named(session: CommandContext, noun: str, name: str) -> object:
     """The thing of that name; of an array its runs, as a tuple."""
+    from moorings.cli.arrays import elements_instead
     from moorings.core.model.errors import MooringsError
 
     try:

@@ -7,8 +7,8 @@ from typing import NoReturn
 
 import click
 
-from moorings.cli.arrays import fold_waiting
 from moorings.cli.command_tree import MoorCommand, examples
+from moorings.cli.folded_arrays import fold_waiting
 from moorings.cli.printing import table_style
 from moorings.cli.queue_entries import load_queue
 from moorings.cli.top_frame import QueueSnapshot, build_frame
