@@ -26,6 +26,8 @@ from tests.pseudoterminal import Pseudoterminal
 from tests.waiting import patient, until
 
 DETACH = "\x10\x11"
+# What it prints comes from the foreground of its terminal, so Ctrl-C is for it from then on.
+BEGUN_THEN_SLEEP = "sh -c 'echo be\"\"gun; exec sleep 1000'"
 SHELL = ("bash", "--norc", "--noprofile")
 ATTACH = TerminalRequest(action=TerminalAction.ATTACH)
 
@@ -136,9 +138,8 @@ def test_interactive_run_has_a_terminal_of_its_own(person: Person) -> None:
 def test_control_c_is_the_programs(person: Person) -> None:
     with person.interactive() as terminal:
         run_of(terminal)
-        terminal.type("sleep 1000; echo code''=$?\n")
-        terminal.wait_for("sleep 1000")
-        until(lambda: b"sleep" in subprocess.run(["ps", "-eo", "args"], capture_output=True).stdout)
+        terminal.type(f"{BEGUN_THEN_SLEEP}; echo code''=$?\n")
+        terminal.wait_for("begun")
         terminal.type("\x03")
         terminal.type("\n")
         terminal.type("echo al''ive\n")
@@ -309,8 +310,9 @@ def test_exec_keeps_output_errors_and_code_apart(person: Person) -> None:
 def test_exec_in_a_terminal_has_one_of_its_own(person: Person) -> None:
     run = person.start("sleep", "1000")
     with person.terminal("exec", run, "--", *SHELL) as terminal:
-        terminal.type("stty size; sleep 1000; echo code''=$?\n")
+        terminal.type(f"stty size; {BEGUN_THEN_SLEEP}; echo code''=$?\n")
         terminal.wait_for("24 80")
+        terminal.wait_for("begun")
         terminal.type("\x03\nexit 5\n")
         assert terminal.wait() == 5
 

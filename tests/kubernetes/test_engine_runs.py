@@ -295,7 +295,7 @@ def test_a_shell_has_its_terminal_and_ends_once_that_was_closed_for_too_long(
         terminal.wait_for("begun in vt220")  # it waited for us
         terminal.wait_for("24 99")
         run = running(site, before)
-        terminal.type("echo 1$((1 + 1))3; sleep 100\r")
+        terminal.type("sh -c 'echo 1$((1 + 1))3; exec sleep 100'\r")
         terminal.wait_for("123")
         terminal.type("\x03")
         terminal.type("exit 5\r")  # Ctrl-C is the program's

@@ -87,7 +87,7 @@ def test_shell_has_a_terminal_devices_and_its_own_exit_code(site: IpuSite, ann: 
         shell.resize(31, 97)
         shell.type("until stty size | grep -q '31 97'; do sleep 0.1; done; echo re''sized\r")
         shell.wait_for("resized")
-        shell.type("echo be''gun; sleep 60\r")
+        shell.type("sh -c 'echo be\"\"gun; exec sleep 60'\r")
         shell.wait_for("begun")
         shell.type("\x03")
         shell.wait_for(PROMPT)
