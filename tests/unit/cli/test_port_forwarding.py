@@ -2,7 +2,6 @@
 
 import os
 import socket
-import subprocess
 
 import pytest
 
@@ -11,6 +10,7 @@ from moorings.engines.loopback import client_user, is_open, listening_users
 from moorings.engines.terminal_sessions import connect_port
 from moorings.terminal.port_forwarding import PortForwarder, SupervisorForwarder, parse_ports
 from tests.cases import cases
+from tests.procfs import strangers_port
 
 
 @cases(
@@ -68,13 +68,5 @@ def test_closed_client_is_told_from_one_that_only_sends_no_more():
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
 def test_port_of_another_user_is_not_connected_to():
-    listens = (
-        "import socket; l = socket.create_server(('127.0.0.1', 0)); print(l.getsockname()[1], flush=True); l.accept()"
-    )
-    stranger = ["setpriv", "--reuid=61001", "--regid=61001", "--clear-groups", "/usr/bin/python3", "-c", listens]
-    with subprocess.Popen(stranger, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        port = int(process.stdout.readline())
-        with pytest.raises(PermissionError, match="user 61001"):
-            connect_port(port)
-        process.kill()
+    with strangers_port(61001) as port, pytest.raises(PermissionError, match="user 61001"):
+        connect_port(port)

@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from moorings.slurm.engine.beside import NO_TERMINAL, build_attach, build_beside, build_forward
+from tests.procfs import strangers_port
 from tests.waiting import until
 
 
@@ -111,17 +112,10 @@ def test_forwarding_step_says_that_nothing_listens():
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
 def test_forwarding_step_of_another_users_port_is_refused():
-    listens = (
-        "import socket; l = socket.create_server(('127.0.0.1', 0)); print(l.getsockname()[1], flush=True); l.accept()"
-    )
-    other = ["setpriv", "--reuid=61001", "--regid=61001", "--clear-groups", "/usr/bin/python3", "-c", listens]
-    with subprocess.Popen(other, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        port = int(process.stdout.readline())
+    with strangers_port(61001) as port:
         done = subprocess.run(
             forward_words(port), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
         )
-        process.kill()
     assert (done.returncode, "user 61001 listens" in done.stderr) == (1, True)
 
 
