@@ -129,7 +129,7 @@ def _restored_terminal(fd: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _attended(session: CommandContext, run: str) -> Iterator[None]:
-    """Say every few seconds that somebody is at the terminal: the cluster shows that to nobody."""
+    """Say every few seconds that somebody is at the terminal: the cluster shows that to no controller."""
     done = threading.Event()
 
     def report() -> None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from moorings.slurm.formats import JobRecord
 
 CONNECTIONS_MAX = 16  # at a time: each is a step that slurmctld starts
-END_S = 5.0  # for an srun that was told to end
+END_S = 5.0  # for an srun that must end
 CLOSED_POLL_S = 1.0
 ENDING_S, ENDING_LOOKS = 0.5, 4  # slurmctld ends the steps of a job before it shows that the job ends
 READ_BYTES = 1 << 16

@@ -5,7 +5,7 @@ of the machine, the home, ``/tmp`` and the job's folders under their own paths, 
 cgroup of the job, and no variable but the job's own. Values of variables stand on no command line.
 
 podman starts a monitor (conmon) that leads a session of its own, and the processes of the container are that one's
-children. So they are told by their root folder, never by whose children they are: see ``choose_receivers``.
+children. So they are known by their root folder, never by their parents: see ``choose_receivers``.
 """
 
 from __future__ import annotations

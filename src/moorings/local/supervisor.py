@@ -404,8 +404,8 @@ class Supervisor:
     def _explain_failure(self, task: SupervisedTask, code: int) -> tuple[int, str]:
         """The exit code of a failed task, and a sentence on it."""
         log = self._folder.log_path(self._order.attempt, task.rank)
-        told = self._containers.explain_failure(task.rank, code, log) if self._containers is not None else None
-        return told or (code, describe_failure(task.rank, task.process.returncode))
+        explained = self._containers.explain_failure(task.rank, code, log) if self._containers is not None else None
+        return explained or (code, describe_failure(task.rank, task.process.returncode))
 
     def _wait_for_signal(self, within_s: float) -> None:
         """Wait for a signal, and act on it."""

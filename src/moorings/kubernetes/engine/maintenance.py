@@ -1,4 +1,4 @@
-"""Enforces time limits, stops runs whose terminal nobody attends, and deletes IPUJobs that no run needs any more."""
+"""Enforces time limits, stops runs with a terminal that is left, and deletes IPUJobs that no run needs any more."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ remove_socket() { # of a terminal that was killed: the first task was on this no
     /tmp/moorings-terminal-*) ;;
     *) return ;;
     esac
-    # Another user may have put a link there once it was gone. One's own folder in /tmp nobody else can replace.
+    # Another user may have put a link there once it was gone. No other user can replace one's own folder in /tmp.
     [ ! -L "$place" ] && [ -O "$place" ] && rm -f "$place/terminal" && rmdir "$place" 2> /dev/null
 }
 
