@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -52,6 +53,13 @@ class Node:
                 yield process
             finally:
                 process.kill()
+                process.wait()
+                self._remove_socket()
+
+    def _remove_socket(self) -> None:
+        """As the batch script does for a terminal that was killed."""
+        if (self.attempt / "terminal.0").exists():
+            shutil.rmtree(self.socket().parent, ignore_errors=True)
 
     def attach(self) -> Pseudoterminal:
         how = self.attempt / "terminal.0"
